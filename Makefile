@@ -1,0 +1,71 @@
+# The commands of this repository. Each sets up `.venv` first when it is missing or out of date.
+PYTHON ?= python3.11
+SEED ?= 0
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help demo test test-full lint format proto bench setup clean
+.DEFAULT_GOAL := help
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: $(STAMP)  ## create .venv with everything pinned (about 2 GB)
+
+# torch is tried from pip's own configuration first: an unreachable extra index costs minutes.
+$(STAMP): requirements/cpu.txt requirements/torch-cpu.txt pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) not found; install Python 3.11 or set PYTHON=..." >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing pinned packages into $(VENV) (a few minutes the first time)"
+	@$(PIP) install -q --no-deps -r requirements/torch-cpu.txt 2>$(VENV)/torch.log \
+	  || $(PIP) install -q --no-deps -r requirements/torch-cpu.txt --index-url $(TORCH_CPU_INDEX) \
+	  || { cat $(VENV)/torch.log >&2; exit 1; }
+	@$(PIP) install -q --no-deps -r requirements/cpu.txt
+	@$(PIP) install -q --no-deps -e .
+	@touch $@
+
+demo: $(STAMP)  ## train a tiny policy on three tool-use environments (about 5 minutes)
+	@$(BIN)/flotilla train deploy/runs/local.toml --seed=$(SEED)
+
+test: $(STAMP)  ## every test but the long ones
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-full: $(STAMP)  ## the long ones too
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)  ## formatting, style, types, layering, contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	PYTHONPATH=.:gen $(BIN)/lint-imports
+	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/buf lint
+	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/buf format --diff --exit-code
+	$(MAKE) proto
+	git diff --exit-code -- gen
+
+format: $(STAMP)  ## let the formatters have their way
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/buf format --write
+
+$(VENV)/proto/.installed: protos/requirements.txt $(STAMP)
+	@test -x $(VENV)/proto/bin/python || $(PYTHON) -m venv $(VENV)/proto
+	@$(VENV)/proto/bin/python -m pip --disable-pip-version-check install -q -r protos/requirements.txt
+	@touch $@
+
+proto: $(VENV)/proto/.installed  ## regenerate gen/ from protos/
+	@rm -rf gen && mkdir gen
+	@PATH=$(CURDIR)/$(VENV)/proto/bin:$$PATH $(VENV)/proto/bin/python -W ignore -m grpc_tools.protoc -Iprotos \
+	  --python_out=gen --grpc_python_out=gen --mypy_out=quiet:gen --mypy_grpc_out=quiet:gen \
+	  $$(find protos -name '*.proto' | sort)
+	@find gen -mindepth 1 -type d -exec touch {}/__init__.py \;
+
+bench: $(STAMP)  ## where the time of a step goes
+	$(BIN)/python -m benchmarks.step_time
+
+clean:  ## remove the environment, builds and caches; keeps runs/
+	rm -rf $(VENV) build .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,144 @@
+"""The learner's own words for its data: arrays and plain values, never protobuf."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.common.fingerprint import TensorEntry
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PolicyId:
+    """One set of weights; ordered by (run_epoch, version)."""
+
+    run_epoch: int
+    version: int
+    fingerprint: bytes = field(default=b"", compare=False)
+
+
+class StopReason(StrEnum):
+    """Why an attempt that counts came to its end."""
+
+    DONE = "done"
+    MAX_TURNS = "max_turns"
+    CONTEXT_OVERFLOW = "context_overflow"
+    GENERATION_LENGTH = "generation_length"
+    TIMEOUT = "timeout"
+
+
+class FailureKind(StrEnum):
+    """Why an attempt does not count."""
+
+    ENV_LOST = "env_lost"
+    ENGINE_ERROR = "engine_error"
+    ABORTED = "aborted"
+    NO_GRADE = "no_grade"
+
+
+class Author(StrEnum):
+    """Who wrote a run of tokens."""
+
+    PROMPT = "prompt"
+    POLICY = "policy"
+    ENVIRONMENT = "environment"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A run of tokens with one author and, when a policy wrote it, one policy."""
+
+    author: Author
+    length: int
+    policy: PolicyId | None = None
+    temperature: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """What the policy could see at once. `logprobs` are of the policy's tokens alone, in order."""
+
+    token_ids: NDArray[np.int32]
+    spans: tuple[Span, ...]
+    logprobs: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class AttemptKey:
+    """One try at one attempt of one group."""
+
+    group_id: str
+    attempt_index: int
+    attempt_try: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSequence:
+    """One sequence as the ranks train on it. All arrays have length `len(token_ids)`.
+
+    `behaviour_logprobs` is 0 where `policy_mask` is False; so is `temperature`'s relevance.
+    """
+
+    group_id: str
+    attempt_index: int
+    reward: float
+    token_ids: NDArray[np.int32]
+    policy_mask: NDArray[np.bool_]
+    behaviour_logprobs: NDArray[np.float32]
+    temperature: float
+    # Trainer version minus the oldest version that wrote any of it.
+    staleness: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainBatch:
+    """What one step trains on: graded attempts of complete groups, grouped by id."""
+
+    step: int
+    sequences: tuple[TrainSequence, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one optimizer step did; `metrics` carries the `policy/*` and `mismatch/*` names."""
+
+    metrics: Mapping[str, float]
+    seconds: float
+    # True when the gradient was not finite and the parameters stayed as they were.
+    skipped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the ranks loaded."""
+
+    parameters: int
+    vocab_size: int
+    # The step whose parameters are in memory: 0, or that of the checkpoint.
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """One set of weights, written and ready to be fetched."""
+
+    version: int
+    fingerprint: bytes
+    manifest: tuple[TensorEntry, ...]
+    total_bytes: int
+    # The safetensors file in shared memory that holds it until it is superseded.
+    path: Path
+    canary_token_ids: NDArray[np.int32]
+    # Of canary tokens 1..n-1 given those before them, at temperature 1, by the trainer.
+    canary_logprobs: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFiles:
+    """Files of one checkpoint, written and fsynced by the ranks: name to SHA-256 hex."""
+
+    directory: Path
+    sha256: Mapping[str, str]
