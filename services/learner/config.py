@@ -1,0 +1,126 @@
+"""The learner's part of a run spec, `[learner]`."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from services.common.config import Model
+
+EvalMoment = Literal["before", "during", "after"]
+
+
+class AlgorithmConfig(Model):
+    """How rewards become a loss."""
+
+    # GRPO, arXiv 2402.03300: rewards centred and scaled within each group.
+    advantage: Literal["grpo"] = "grpo"
+    # PPO, arXiv 1707.06347 equation 7, against the logprobs that the engine sampled with.
+    loss: Literal["ppo_clip"] = "ppo_clip"
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
+    # Above clip_low: clip-higher of DAPO, arXiv 2503.14476.
+    clip_high: float = Field(default=0.28, gt=0)
+    # Mean over all policy tokens of the whole batch.
+    reduction: Literal["token_mean"] = "token_mean"
+
+
+class OptimizerConfig(Model):
+    """AdamW and its schedule."""
+
+    lr: float = Field(default=1e-6, gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = Field(default=0.0, ge=0)
+    eps: float = Field(default=1e-8, gt=0)
+    # Largest norm of the whole gradient; 0 switches clipping off.
+    grad_clip: float = Field(default=1.0, ge=0)
+    # Steps over which the learning rate rises linearly from 0.
+    warmup_steps: int = Field(default=0, ge=0)
+    # After warm-up: `linear` and `cosine` fall to 0 at the run's last step.
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+
+
+class CheckpointConfig(Model):
+    """When parameters and optimizer are written to the run's folder."""
+
+    # Steps between checkpoints; the last step always makes one.
+    every: int = Field(default=20, ge=1)
+    # How many to keep.
+    keep: int = Field(default=2, ge=1)
+
+
+class EvalSetConfig(Model):
+    """One fixed set of tasks and one way to sample them."""
+
+    # `heldout` is reported as `eval/...`, any other name as `eval_{name}/...`.
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
+    # A task file: a JSON array or an object with the key `tasks`.
+    tasks: str
+    # 0 is greedy decoding.
+    temperature: float = Field(default=1.0, ge=0)
+    # Tasks to use, from the start of the file; absent means all.
+    count: int | None = Field(default=None, ge=1)
+    # Attempts at each task; pass@k is reported for k up to this.
+    attempts: int = Field(default=1, ge=1, le=64)
+    when: tuple[EvalMoment, ...] = ("before", "during", "after")
+
+
+class EvalConfig(Model):
+    """Evaluation on tasks that are never trained on."""
+
+    sets: tuple[EvalSetConfig, ...] = ()
+    # Steps between the evaluations during training; 0 means none.
+    every: int = Field(default=0, ge=0)
+    # How long the next publication waits for an evaluation of the policy before it.
+    hold_s: float = Field(default=120.0, gt=0)
+    # How many tasks of an evaluation may be leased at once.
+    slots: int = Field(default=64, ge=1)
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        names = [chosen.name for chosen in self.sets]
+        if len(set(names)) < len(names):
+            raise ValueError(f"eval set names must differ, got {names}")
+        return self
+
+
+class LearnerConfig(Model):
+    """Everything under `[learner]`."""
+
+    # A task file: a JSON array or an object with the key `tasks`.
+    tasks: str
+    # Optimizer steps of the whole run; 0 evaluates the initial policy and ends.
+    steps: int = Field(ge=0)
+    groups_per_step: int = Field(ge=1)
+    # Attempts at each task, sampled together.
+    group_size: int = Field(ge=2, le=1024)
+    # Versions by which the policy that wrote a token may lag behind the trainer's.
+    # 0 is strictly on policy: rollout and training take turns.
+    max_staleness: int = Field(default=1, ge=0)
+    # A group with fewer graded attempts at its deadline is dropped.
+    min_group: int = Field(default=2, ge=2)
+    # How often one attempt may be tried in all.
+    max_tries: int = Field(default=3, ge=1)
+    # How often a dropped task comes back before it is quarantined.
+    max_requeues: int = Field(default=2, ge=0)
+    lease_ttl_s: float = Field(default=30.0, gt=0)
+    # From the first lease of a group to the moment its work is no longer taken.
+    group_deadline_s: float = Field(default=900.0, gt=0)
+    # TRAIN samples by temperature alone.
+    temperature: float = Field(default=1.0, gt=0)
+    # Groups whose rewards are all equal carry no signal. `mask`: trained with advantage 0, so
+    # that their tokens count in the mean. `drop`: left out of the batch, and not replaced.
+    constant_groups: Literal["mask", "drop"] = "mask"
+    publish_timeout_s: float = Field(default=120.0, gt=0)
+    # How long a cut Attach stream keeps its membership.
+    attach_grace_s: float = Field(default=10.0, gt=0)
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    eval: EvalConfig = EvalConfig()
+
+    @model_validator(mode="after")
+    def _a_group_can_be_complete(self) -> Self:
+        if self.min_group > self.group_size:
+            raise ValueError(
+                f"min_group is {self.min_group}, but a group has only {self.group_size} attempts"
+            )
+        return self
