@@ -1,0 +1,1 @@
+"""Small stateful apps with typed tools, generated tasks and verifiers, to train and to test on."""

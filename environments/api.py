@@ -1,0 +1,90 @@
+"""The environments as a library: open an instance, call its tools, read its databases.
+
+An instance has two SQLite databases, as Fleet's have: `seed`, the state that the task starts from,
+and `current`, the state that tools change. Both are generated from the data id alone.
+"""
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from environments.scenario import APPS, Scenario, scenario
+from environments.state import Rows, build_seed, run_query
+from environments.toolkit import ToolError, ToolSpec
+
+__all__ = [
+    "DATABASES",
+    "ENV_KEYS",
+    "DatabaseName",
+    "Instance",
+    "Rows",
+    "ToolError",
+    "ToolSpec",
+    "open_instance",
+]
+
+DatabaseName = Literal["seed", "current"]
+DATABASES: tuple[DatabaseName, ...] = ("seed", "current")
+ENV_KEYS: tuple[str, ...] = tuple(APPS)
+
+
+class Instance:
+    """One app with its own state. Not thread-safe: one call at a time, from any thread."""
+
+    def __init__(self, of: Scenario) -> None:
+        self.scenario = of
+        self.env_key = of.env_key
+        self.data_id = of.data_id
+        self._app = APPS[of.env_key]
+        self._seed = build_seed(self._app.schema, of)
+        self._databases: dict[str, sqlite3.Connection] = {}
+
+    def tools(self) -> list[ToolSpec]:
+        return [tool.spec for tool in self._app.tools.values()]
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        """Run a tool on `current` and return its JSON-able value.
+
+        All or nothing. Raises `ToolError` for an unknown tool, wrong arguments or a refusal.
+        """
+        tool = self._app.tools.get(name)
+        if tool is None:
+            raise ToolError(f"unknown tool: {name}")
+        db = self._database("current")
+        with db:
+            return tool.call(db, arguments)
+
+    def query(
+        self, db: DatabaseName, sql: str, args: Sequence[Any] = (), *, read_only: bool = True
+    ) -> Rows:
+        """Run one SQL statement. `seed` is always read-only. Raises `sqlite3.Error`."""
+        return run_query(self._database(db), sql, args, read_only=read_only or db == "seed")
+
+    def snapshot(self, db: DatabaseName) -> bytes:
+        """The database as the bytes of a SQLite file."""
+        return self._seed if db == "seed" else self._database(db).serialize()
+
+    def reset(self) -> None:
+        """Make `current` equal to `seed` again."""
+        self.close()
+
+    def close(self) -> None:
+        """Free the databases; an instance used afterwards starts from its seed again."""
+        for database in self._databases.values():
+            database.close()
+        self._databases.clear()
+
+    def _database(self, name: str) -> sqlite3.Connection:
+        if name not in DATABASES:
+            raise ValueError(f"no database {name!r}: use 'seed' or 'current'")
+        database = self._databases.get(name)
+        if database is None:
+            database = sqlite3.connect(":memory:", check_same_thread=False)
+            database.deserialize(self._seed)
+            self._databases[name] = database
+        return database
+
+
+def open_instance(env_key: str, data_id: str, data_version: str = "v1") -> Instance:
+    """Open a fresh instance. Raises `ValueError` for an unknown environment, data id or version."""
+    return Instance(scenario(env_key, data_id, data_version))

@@ -1,0 +1,1 @@
+"""Hotel bookings: book a room, cancel a booking."""

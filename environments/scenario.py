@@ -1,0 +1,83 @@
+"""From a data id such as `train-000123` to the whole task it names.
+
+Splits: `train` is what RL trains on; `heldout` has pairs of names that neither training nor
+demonstrations contain; `unseen_names` has such pairs made of names that RL never trains on;
+`demo` is for demonstrations to a model that starts from nothing, and uses every name.
+"""
+
+import random
+import re
+from datetime import date, timedelta
+from typing import Literal
+
+from environments.app import App, Scenario
+from environments.booking.app import BOOKING
+from environments.shop.app import SHOP
+from environments.tracker.app import TRACKER
+from environments.words import Names, Pool
+
+__all__ = ["APPS", "DATA_VERSIONS", "SPLITS", "Scenario", "Split", "data_id", "scenario"]
+
+Split = Literal["train", "heldout", "unseen_names", "demo"]
+
+APPS: dict[str, App] = {app.key: app for app in (BOOKING, TRACKER, SHOP)}
+DATA_VERSIONS = ("v1",)
+SPLITS: dict[str, tuple[Pool, bool]] = {  # names, and whether the pairs are the held-out ones
+    "train": ("train", False),
+    "heldout": ("train", True),
+    "unseen_names": ("novel", True),
+    "demo": ("all", False),
+}
+_DATA_ID = re.compile(rf"({'|'.join(SPLITS)})-(\d{{6,9}})")
+_FIRST_DAY = date(2026, 1, 1)
+
+
+def data_id(split: Split, index: int) -> str:
+    """Raises `ValueError` for an unknown split or an index out of range."""
+    if split not in SPLITS:
+        raise ValueError(f"unknown split {split!r}: use one of {', '.join(SPLITS)}")
+    if not 0 <= index < 10**9:
+        raise ValueError(f"index {index} is out of range: use 0 to 999999999")
+    return f"{split}-{index:06d}"
+
+
+def scenario(env_key: str, data_id: str, data_version: str = "v1") -> Scenario:
+    """Draw the scenario of a data id. Raises `ValueError` naming what is not known."""
+    app = APPS.get(env_key)
+    if app is None:
+        raise ValueError(f"Environment '{env_key}' not found: use one of {', '.join(APPS)}")
+    if data_version not in DATA_VERSIONS:
+        raise ValueError(f"data version {data_version!r} not found: use {DATA_VERSIONS[-1]!r}")
+    match = _DATA_ID.fullmatch(data_id)
+    if match is None:
+        raise ValueError(
+            f"data id {data_id!r} not found: use SPLIT-NUMBER with six digits or more, such as "
+            f"train-000123; splits: {', '.join(SPLITS)}"
+        )
+    pool, heldout = SPLITS[match[1]]
+    rng = random.Random(f"{env_key}/{data_id}/{data_version}")
+    kind = rng.choice(list(app.kinds))
+    drawn = app.draw(Names(rng, env_key, pool, heldout), kind, rng)
+    prompt = rng.choice(app.kinds[kind].phrasings).format(**drawn.slots)
+    return Scenario(
+        slots=drawn.slots,
+        targets=drawn.targets,
+        pair=drawn.pair,
+        tables=drawn.tables,
+        env_key=env_key,
+        data_id=data_id,
+        data_version=data_version,
+        kind=kind,
+        prompt=prompt,
+        variables=_variables(rng),
+    )
+
+
+def _variables(rng: random.Random) -> dict[str, str]:
+    """Fleet's runtime context: the day, and the operator who uses the tools."""
+    name = rng.choice(("Robin", "Sasha", "Toni", "Kai"))
+    return {
+        "CURRENT_DATE": (_FIRST_DAY + timedelta(days=rng.randrange(365))).isoformat(),
+        "LOGGED_IN_USER": f"{name.lower()}@flotilla.test",
+        "LOGGED_IN_NAME": name,
+    }

@@ -1,0 +1,1 @@
+"""A shop's back office: enter orders."""

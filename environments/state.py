@@ -1,0 +1,92 @@
+"""SQLite state of an instance: building a seed, and running statements that come from outside."""
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from environments.app import Scenario
+
+FACTS_SCHEMA = "create table task_facts(name text primary key, value text not null);"
+MAX_QUERY_STEPS = 5_000_000  # virtual machine instructions, about a tenth of a second
+_STEPS_PER_CHECK = 10_000
+
+_READS = {
+    sqlite3.SQLITE_SELECT,
+    sqlite3.SQLITE_READ,
+    sqlite3.SQLITE_FUNCTION,
+    sqlite3.SQLITE_RECURSIVE,
+}
+_WRITES = {
+    sqlite3.SQLITE_INSERT,
+    sqlite3.SQLITE_UPDATE,
+    sqlite3.SQLITE_DELETE,
+    sqlite3.SQLITE_TRANSACTION,
+}
+_PRAGMAS = {"table_info", "table_list", "foreign_key_list", "index_list"}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Result of a statement; `columns` is empty for one that returns no rows."""
+
+    columns: list[str]
+    rows: list[tuple[Any, ...]]
+    rows_affected: int = 0
+    last_insert_id: int | None = None
+
+
+def build_seed(schema: str, of: Scenario) -> bytes:
+    """A scenario's tables, and `task_facts` for its verifier, as the bytes of a SQLite file."""
+    db = sqlite3.connect(":memory:")
+    try:
+        db.executescript(schema + FACTS_SCHEMA)
+        for table, rows in of.tables.items():
+            columns = ", ".join(rows[0])
+            marks = ", ".join("?" * len(rows[0]))
+            db.executemany(
+                f"insert into {table}({columns}) values ({marks})",
+                [tuple(row.values()) for row in rows],
+            )
+        db.executemany(
+            "insert into task_facts(name, value) values (?, ?)",
+            [(name, str(value)) for name, value in of.facts.items()],
+        )
+        db.commit()
+        return db.serialize()
+    finally:
+        db.close()
+
+
+def run_query(db: sqlite3.Connection, sql: str, args: Sequence[Any], *, read_only: bool) -> Rows:
+    """Run one statement that may only read, or read and write rows: no files, no schema changes.
+
+    Raises `sqlite3.Error`, also for a statement that needs more than `MAX_QUERY_STEPS`.
+    """
+    allowed = _READS if read_only else _READS | _WRITES
+
+    def authorize(action: int, first: str | None, *_: str | None) -> int:
+        harmless = action == sqlite3.SQLITE_PRAGMA and first in _PRAGMAS
+        return sqlite3.SQLITE_OK if action in allowed or harmless else sqlite3.SQLITE_DENY
+
+    checks_left = MAX_QUERY_STEPS // _STEPS_PER_CHECK
+
+    def exhausted() -> bool:
+        nonlocal checks_left
+        checks_left -= 1
+        return checks_left < 0
+
+    db.set_authorizer(authorize)
+    db.set_progress_handler(exhausted, _STEPS_PER_CHECK)
+    try:
+        with db:
+            return _rows(db.execute(sql, args))
+    finally:
+        db.set_authorizer(None)
+        db.set_progress_handler(None, 0)
+
+
+def _rows(cursor: sqlite3.Cursor) -> Rows:
+    if cursor.description is None:
+        return Rows([], [], cursor.rowcount, cursor.lastrowid)
+    return Rows([column[0] for column in cursor.description], cursor.fetchall())

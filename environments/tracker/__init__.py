@@ -1,0 +1,1 @@
+"""An issue tracker: close issues, assign them."""
