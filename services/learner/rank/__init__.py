@@ -1,0 +1,1 @@
+"""What one training rank runs: everything with tensors, in a process of its own."""

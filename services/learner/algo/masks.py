@@ -1,0 +1,29 @@
+"""Which tokens are trained on."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+def predicting_positions(policy_mask: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Positions whose next token the policy wrote; their hidden states give its logprobs.
+
+    Raises ValueError when the policy wrote the first token, which nothing predicts.
+    """
+    positions = np.flatnonzero(policy_mask) - 1
+    if len(positions) and positions[0] < 0:
+        raise ValueError("the first token of a sequence must be a prompt's, the policy wrote it")
+    return positions
+
+
+def within_ratio(logprobs: Tensor, behaviour: Tensor, limit: float | None) -> Tensor:
+    """True where pi / behaviour lies within [1 / limit, limit]; everywhere when limit is None.
+
+    Tokens outside are samples that the trainer cannot explain. Masked importance sampling, as
+    in IcePop, arXiv 2510.18855.
+    """
+    if limit is None:
+        return torch.ones_like(logprobs, dtype=torch.bool)
+    bound = torch.tensor(limit, dtype=logprobs.dtype, device=logprobs.device).log()
+    return (logprobs - behaviour).abs() <= bound

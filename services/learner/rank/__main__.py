@@ -1,0 +1,73 @@
+"""A training rank, a child of the learner service: `python -m services.learner.rank`.
+
+Not for use by hand: it reads framed commands from stdin and answers on stdout (see `wire`).
+Whatever libraries print goes to stderr. It ends when its stdin does, so never outlives its parent.
+"""
+
+import os
+import queue
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import BinaryIO
+
+from services.learner.rank import wire
+
+ORPHANED = 3
+
+Inbox = queue.SimpleQueue[wire.Message]
+
+
+def main() -> None:
+    """Serves until `close` is said, or stdin ends."""
+    commands, answers = _claim_channel()
+    # Heavy imports only now: nothing they print can reach the channel.
+    from services.learner.rank.worker import Dispatcher
+
+    dispatcher = Dispatcher()
+    inbox = Inbox()
+    listener = threading.Thread(
+        target=_listen, args=(commands, inbox, dispatcher.close), daemon=True
+    )
+    listener.start()
+    while (message := inbox.get())["command"] != "close":
+        answers.write(wire.encode_frame(_answer(dispatcher.answer, message)))
+        answers.flush()
+    dispatcher.close()
+
+
+def _claim_channel() -> tuple[BinaryIO, BinaryIO]:
+    """Takes stdin and stdout for the channel; what others use of them from now on is harmless."""
+    commands = os.fdopen(os.dup(0), "rb")
+    answers = os.fdopen(os.dup(1), "wb")
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
+    os.dup2(2, 1)
+    return commands, answers
+
+
+def _listen(commands: BinaryIO, inbox: Inbox, cleanup: Callable[[], None]) -> None:
+    """Passes commands on, and ends the process at once when the parent is gone."""
+    while (message := wire.read_frame(commands)) is not None:
+        inbox.put(message)
+        if message["command"] == "close":
+            return
+    cleanup()
+    os._exit(ORPHANED)
+
+
+def _answer(
+    handle: Callable[[wire.Message], wire.Message], message: wire.Message
+) -> wire.Message:
+    try:
+        return {"id": message["id"], "result": handle(message)}
+    # The boundary of the process: whatever went wrong, the parent must hear of it.
+    except Exception as error:  # noqa: BLE001
+        traceback.print_exc(file=sys.stderr)
+        return {"id": message["id"], "error": f"{type(error).__name__}: {error}"}
+
+
+if __name__ == "__main__":
+    main()

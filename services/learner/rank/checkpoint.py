@@ -1,0 +1,94 @@
+"""Model and optimizer state on disk: safetensors and JSON, nothing that could run code.
+
+A checkpoint folder holds `model.safetensors` (float32, canonical names) with `config.json`, so it
+is itself a Hugging Face model folder but for the tokenizer; `optimizer.safetensors`; and
+`rank.json` with the step and the SHA-256 of both. A training step draws no random numbers, so
+there is no generator state to keep.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from services.learner.rank.model import Policy
+from services.learner.rank.optimizer import Optimizer
+from services.learner.types import CheckpointFiles
+
+MODEL_FILE = "model.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+STATE_FILE = "rank.json"
+CONFIG_FILE = "config.json"
+
+
+class CheckpointError(Exception):
+    """A checkpoint is damaged or belongs to another model; the message names the file."""
+
+
+def save(directory: Path, policy: Policy, optimizer: Optimizer, step: int) -> CheckpointFiles:
+    """Writes and fsyncs the state as of `step`; the digests cover every file."""
+    directory.mkdir(parents=True, exist_ok=True)
+    policy.config.save_pretrained(directory)
+    _save_tensors(directory / MODEL_FILE, policy.named_parameters())
+    _save_tensors(directory / OPTIMIZER_FILE, optimizer.state())
+    names = [CONFIG_FILE, MODEL_FILE, OPTIMIZER_FILE]
+    digests = {name: _sync_and_digest(directory / name) for name in names}
+    state = {"step": step, "sha256": digests}
+    (directory / STATE_FILE).write_text(json.dumps(state, indent=1, sort_keys=True) + "\n")
+    digests[STATE_FILE] = _sync_and_digest(directory / STATE_FILE)
+    _sync_folder(directory)
+    return CheckpointFiles(directory, digests)
+
+
+def read_step(directory: Path) -> int:
+    """The step of a checkpoint, after checking that its files are what was written.
+
+    Raises CheckpointError when one is missing or differs.
+    """
+    try:
+        state = json.loads((directory / STATE_FILE).read_text())
+        for name, expected in state["sha256"].items():
+            if _digest(directory / name) != expected:
+                raise CheckpointError(f"{directory / name} is not what was written: remove it")
+        return int(state["step"])
+    except (OSError, KeyError, ValueError) as error:
+        raise CheckpointError(f"{directory} holds no whole checkpoint: {error}") from error
+
+
+def load_optimizer(directory: Path, optimizer: Optimizer) -> None:
+    """Takes the optimizer's state over; CheckpointError when it is of another model."""
+    try:
+        optimizer.load_state(load_file(directory / OPTIMIZER_FILE))
+    except (OSError, SafetensorError, ValueError) as error:
+        raise CheckpointError(f"{directory / OPTIMIZER_FILE}: {error}") from error
+
+
+def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with torch.no_grad():
+        save_file(plain, path, metadata={"format": "pt"})
+
+
+def _sync_and_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    return _digest(path)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync_folder(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

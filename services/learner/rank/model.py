@@ -1,0 +1,183 @@
+"""The policy: any Hugging Face causal language model, and its logprobs on packs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from services.common.spec import PolicyConfig
+from services.learner.algo.logprob_head import token_logprobs
+from services.learner.algo.packing import layout
+from services.learner.rank import attention
+from services.learner.rank.config import RankConfig
+
+DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+CANARY_TOKENS = 32
+# What float32 (bfloat16) arithmetic in another order may change about a logprob.
+_TOLERANCE: Mapping[torch.dtype, float] = {torch.float32: 1e-3, torch.bfloat16: 0.25}
+
+
+class ModelError(Exception):
+    """The policy cannot be loaded or trained as configured; the message says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A loaded model.
+
+    Parameters are float32 whatever the compute dtype: an update of 1e-6 would vanish in
+    bfloat16's 8 bits of mantissa. Matrix products run in `compute_dtype`.
+    """
+
+    model: nn.Module
+    config: Any
+    compute_dtype: torch.dtype
+    device: torch.device
+    # Several sequences in one forward pass give what each gives alone.
+    packable: bool
+
+    @property
+    def head(self) -> Tensor:
+        """The output head's weight [vocab, width]; the embedding's own when tied."""
+        output: Any = self.model.get_output_embeddings()  # pyright: ignore[reportCallIssue]
+        return output.weight
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Parameters by canonical Hugging Face name, each once: a tied head is left out."""
+        return dict(self.model.named_parameters())
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The context in which the forward pass runs."""
+        if self.compute_dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, self.compute_dtype)
+
+    def hidden(self, token_ids: Sequence[np.ndarray]) -> Tensor:
+        """Last hidden states [tokens, width] of sequences laid end to end."""
+        plan = layout([len(ids) for ids in token_ids])
+        ids = torch.from_numpy(np.concatenate(token_ids).astype(np.int64))
+        positions = torch.from_numpy(plan.position_ids)
+        body: Any = self.model.base_model
+        with self.autocast():
+            output = body(
+                input_ids=ids[None].to(self.device),
+                position_ids=positions[None].to(self.device),
+                use_cache=False,
+                segment_offsets=plan.offsets,
+            )
+        return output.last_hidden_state[0]
+
+
+def canary_token_ids(vocab_size: int) -> np.ndarray:
+    """Token ids [32] int32 that depend on the vocabulary's size alone, spread all over it."""
+    golden = 0.6180339887498949
+    spots = (np.arange(1, CANARY_TOKENS + 1, dtype=np.float64) * golden) % 1.0
+    return (spots * vocab_size).astype(np.int32)
+
+
+@torch.no_grad()
+def score(policy: Policy, token_ids: np.ndarray, *, chunk: int) -> np.ndarray:
+    """Logprobs [n - 1] float32 of tokens 1..n-1 given those before them, at temperature 1."""
+    hidden = policy.hidden([token_ids])[:-1]
+    targets = torch.from_numpy(token_ids[1:].astype(np.int64)).to(policy.device)
+    temperature = torch.ones(len(targets), device=policy.device)
+    values = token_logprobs(hidden, policy.head, targets, temperature, chunk=chunk)
+    return values.float().cpu().numpy()
+
+
+def load(config: PolicyConfig, rank: RankConfig, source: str | Path | None = None) -> Policy:
+    """Loads the policy's weights, from `source` (a checkpoint folder) instead where given.
+
+    Raises ModelError when the model cannot be found, or would not be trained as it is served.
+    """
+    attention.register()
+    place = str(source or config.model)
+    options: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
+    if config.revision is not None and source is None:
+        options["revision"] = config.revision
+    try:
+        settings = AutoConfig.from_pretrained(place, **options)
+        apply_rope_scaling(settings, config.rope_scaling)
+        model = AutoModelForCausalLM.from_pretrained(
+            place,
+            config=settings,
+            dtype=torch.float32,
+            attn_implementation=attention.NAME,
+            **options,
+        )
+    except (OSError, ValueError) as error:
+        raise ModelError(f"policy.model {place!r} cannot be loaded: {error}") from error
+    return prepare(model, DTYPES[config.dtype], rank)
+
+
+def prepare(model: nn.Module, dtype: torch.dtype, rank: RankConfig) -> Policy:
+    """Makes a loaded model trainable and checks that its logprobs are what it itself computes."""
+    device = torch.device(rank.device)
+    model.to(device)
+    _switch_dropout_off(model)
+    if rank.gradient_checkpointing:
+        enable: Callable[..., None] = model.gradient_checkpointing_enable  # pyright: ignore
+        enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.train()
+    policy = Policy(model, model.config, dtype, device, packable=False)
+    _check_head(policy)
+    return Policy(model, model.config, dtype, device, packable=_packs_are_exact(policy))
+
+
+def apply_rope_scaling(settings: Any, scaling: Mapping[str, Any] | None) -> None:
+    """Lays `[policy.rope_scaling]` over the model's own rope parameters (theta stays)."""
+    if scaling is None:
+        return
+    settings.standardize_rope_params()
+    settings.rope_parameters = {**settings.rope_parameters, **scaling}
+    settings.standardize_rope_params()
+    settings.validate_rope()
+
+
+def _switch_dropout_off(model: nn.Module) -> None:
+    """Behaviour logprobs were computed without dropout; a ratio with it is noise."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+
+
+@torch.no_grad()
+def _check_head(policy: Policy) -> None:
+    """The fused head must give what the model's own forward pass gives.
+
+    It would not for a head with a bias, or with scaled or capped logits.
+    """
+    ids = canary_token_ids(policy.head.shape[0])
+    with policy.autocast():
+        output: Any = policy.model(
+            input_ids=torch.from_numpy(ids.astype(np.int64))[None].to(policy.device),
+            use_cache=False,
+        )
+    own = output.logits[0, :-1].float().log_softmax(-1)
+    targets = torch.from_numpy(ids[1:].astype(np.int64)).to(policy.device)
+    expected = own.gather(1, targets[:, None]).squeeze(1).cpu().numpy()
+    worst = float(np.abs(score(policy, ids, chunk=CANARY_TOKENS) - expected).max())
+    if not worst <= _TOLERANCE[policy.compute_dtype]:
+        raise ModelError(
+            f"{type(policy.model).__name__} computes its logits by more than a matrix product "
+            f"with its output embeddings (logprobs differ by {worst:.3g}); choose another model"
+        )
+
+
+@torch.no_grad()
+def _packs_are_exact(policy: Policy) -> bool:
+    """Whether a segment's hidden states do not depend on the segment before it.
+
+    They do in models whose layers carry a state along the row (convolutions, linear attention).
+    """
+    ids = canary_token_ids(policy.head.shape[0])
+    first, second = ids[:20], ids[20:]
+    packed = policy.hidden([first, second])[len(first) :]
+    alone = policy.hidden([second])
+    return torch.allclose(packed.float(), alone.float(), rtol=1e-2, atol=1e-2)

@@ -1,0 +1,100 @@
+"""AdamW with a learning rate that is a function of the step, and steps that can be refused."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from services.learner.config import OptimizerConfig
+
+
+def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
+    """The rate of step 1..total_steps: a linear rise over the warm-up, then the schedule.
+
+    `linear` and `cosine` would reach 0 one step after the last, so that no step is lost.
+    """
+    if step <= config.warmup_steps:
+        return config.lr * step / config.warmup_steps
+    if config.schedule == "constant":
+        return config.lr
+    span = max(1, total_steps - config.warmup_steps)
+    done = min(1.0, (step - config.warmup_steps - 1) / span)
+    if config.schedule == "linear":
+        return config.lr * (1.0 - done)
+    return config.lr * 0.5 * (1.0 + math.cos(math.pi * done))
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What one optimizer update did."""
+
+    # The gradient's norm before clipping.
+    grad_norm: float
+    lr: float
+    skipped: bool
+
+
+class Optimizer:
+    """AdamW over named parameters. Weight decay (arXiv 1711.05101) on matrices alone."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], config: OptimizerConfig) -> None:
+        self._config = config
+        self._parameters = dict(parameters)
+        decayed = [p for p in parameters.values() if p.ndim >= 2]
+        plain = [p for p in parameters.values() if p.ndim < 2]
+        self._adamw = torch.optim.AdamW(
+            [
+                {"params": decayed, "weight_decay": config.weight_decay},
+                {"params": plain, "weight_decay": 0.0},
+            ],
+            lr=config.lr,
+            betas=config.betas,
+            eps=config.eps,
+        )
+
+    def step(self, lr: float) -> Update:
+        """Applies the accumulated gradients and clears them.
+
+        A gradient that is not finite is thrown away: parameters and moments stay as they were.
+        """
+        gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        finite = bool(torch.isfinite(norm))
+        if finite:
+            self._apply(lr, norm)
+        self._adamw.zero_grad(set_to_none=True)
+        return Update(float(norm), lr, skipped=not finite)
+
+    def _apply(self, lr: float, norm: Tensor) -> None:
+        if self._config.grad_clip > 0:
+            torch.nn.utils.clip_grads_with_norm_(
+                self._parameters.values(), self._config.grad_clip, norm
+            )
+        for group in self._adamw.param_groups:
+            group["lr"] = lr
+        self._adamw.step()
+
+    def state(self) -> dict[str, Tensor]:
+        """Every tensor of the state, as `{kind}.{parameter}`; empty before the first update."""
+        return {
+            f"{kind}.{name}": value
+            for name, parameter in self._parameters.items()
+            for kind, value in self._adamw.state[parameter].items()
+        }
+
+    def load_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes over what `state` gave, bit for bit.
+
+        Raises ValueError when it names parameters that this model does not have.
+        """
+        self._adamw.state.clear()
+        for key, value in tensors.items():
+            kind, _, name = key.partition(".")
+            if name not in self._parameters:
+                raise ValueError(f"the optimizer state is of another model: it has {name!r}")
+            parameter = self._parameters[name]
+            # AdamW keeps its step counter on the CPU.
+            device = "cpu" if kind == "step" else parameter.device
+            self._adamw.state[parameter][kind] = value.to(device).clone()

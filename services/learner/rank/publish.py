@@ -1,0 +1,132 @@
+"""Publication: weights as one safetensors file in a rotation of shared-memory slots."""
+
+import json
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from services.common.fingerprint import TensorEntry, fingerprint
+from services.learner.rank.wire import shm_prefix
+
+SLOTS = 3
+
+_DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+_SAFETENSORS_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}
+_ALIGNMENT = 64
+
+_MULTIPLIER = 0x9E3779B97F4A7C15
+_LENGTH_FACTOR = 0xD6E8FEB86659FD93
+_MASK = (1 << 64) - 1
+# 256 KiB of words and as much of multipliers stay in the cache.
+_CHUNK_WORDS = 32768
+
+
+def _signed(value: int) -> int:
+    """A 64-bit pattern as torch's int64, which wraps as uint64 does."""
+    return value - (1 << 64) if value >> 63 else value
+
+
+def checksum64(data: Tensor) -> int:
+    """`services.common.fingerprint.checksum64` of a uint8 tensor, on its own device."""
+    count = data.numel()
+    padding = -count % 8
+    if padding or data.storage_offset() % 8:
+        data = torch.cat([data, data.new_zeros(padding)])
+    words = data.view(torch.int64)
+    total = 0
+    for start in range(0, len(words), _CHUNK_WORDS):
+        part = words[start : start + _CHUNK_WORDS]
+        index = torch.arange(start + 1, start + 1 + len(part), device=data.device)
+        multipliers = index.mul_(_signed(_MULTIPLIER)).bitwise_or_(1)
+        total += int(multipliers.mul_(part).sum())
+    return (total + count * _LENGTH_FACTOR) & _MASK
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+class WeightSlots:
+    """Writes weights into `flotilla-{run}-slot{k}.safetensors`, version v into slot v mod 3.
+
+    The newest two versions stay readable while the third slot is written. The files are made and
+    touched once, so that a publication causes no page fault. A reader that is overtaken sees
+    bytes that do not match the checksums it was given.
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, Tensor], dtype: torch.dtype, folder: Path, run_id: str
+    ) -> None:
+        self._parameters = dict(parameters)
+        self._dtype = dtype
+        header, self._places, self.total_bytes = _plan(self._parameters, dtype)
+        self.paths = tuple(
+            folder / f"{shm_prefix(run_id)}slot{index}.safetensors" for index in range(SLOTS)
+        )
+        self._buffers = [_create(path, header, self.total_bytes) for path in self.paths]
+
+    @torch.no_grad()
+    def write(self, version: int) -> tuple[Path, bytes, tuple[TensorEntry, ...]]:
+        """Writes the weights as they are now: path, fingerprint and manifest."""
+        slot = version % SLOTS
+        buffer = self._buffers[slot]
+        entries = tuple(self._copy(buffer, place) for place in self._places)
+        return self.paths[slot], fingerprint(entries, self.total_bytes), entries
+
+    def _copy(self, buffer: Tensor, place: _Place) -> TensorEntry:
+        raw = buffer[place.start : place.end]
+        raw.view(self._dtype).view(place.shape).copy_(self._parameters[place.name])
+        name = _DTYPE_NAMES[self._dtype]
+        return TensorEntry(place.name, name, place.shape, place.start, checksum64(raw))
+
+    def remove(self) -> None:
+        """Unlinks the slots; readers that have them open keep what they read."""
+        for path in self.paths:
+            path.unlink(missing_ok=True)
+
+
+def _plan(
+    parameters: Mapping[str, Tensor], dtype: torch.dtype
+) -> tuple[bytes, tuple[_Place, ...], int]:
+    """The safetensors header, each tensor's place in the file, and the file's length."""
+    relative: list[tuple[str, tuple[int, ...], int, int]] = []
+    offset = 0
+    for name, tensor in parameters.items():
+        size = tensor.numel() * dtype.itemsize
+        relative.append((name, tuple(tensor.shape), offset, offset + size))
+        offset += size
+    table = {
+        name: {
+            "dtype": _SAFETENSORS_NAMES[dtype],
+            "shape": list(shape),
+            "data_offsets": [start, end],
+        }
+        for name, shape, start, end in relative
+    }
+    text = json.dumps({"__metadata__": {"format": "pt"}, **table}, separators=(",", ":")).encode()
+    # The format allows trailing spaces; they bring the first tensor to an aligned address.
+    text += b" " * (-(len(text) + 8) % _ALIGNMENT)
+    base = len(text) + 8
+    places = tuple(_Place(n, s, base + start, base + end) for n, s, start, end in relative)
+    return struct.pack("<Q", len(text)) + text, places, base + offset
+
+
+def _create(path: Path, header: bytes, size: int) -> Tensor:
+    """A mapped file of `size` bytes with every page present."""
+    with path.open("w+b") as file:
+        path.chmod(0o600)
+        file.truncate(size)
+        mapped = mmap.mmap(file.fileno(), size)
+    buffer = torch.frombuffer(mapped, dtype=torch.uint8)
+    buffer.zero_()
+    mapped[: len(header)] = header
+    return buffer

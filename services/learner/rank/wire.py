@@ -1,0 +1,185 @@
+"""What the learner service and its rank process say to each other. No torch, no pickle.
+
+Frames are a little-endian uint32 length and that many bytes of JSON. Arrays go through one
+safetensors file in shared memory, rewritten for every batch.
+"""
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import numpy as safetensors_numpy
+
+from services.common.fingerprint import TensorEntry
+from services.learner.types import (
+    CheckpointFiles,
+    ModelInfo,
+    Publication,
+    StepResult,
+    TrainBatch,
+    TrainSequence,
+)
+
+HEADER = struct.Struct("<I")
+# A manifest of 100,000 tensors fits; anything larger is a corrupted channel.
+MAX_FRAME_BYTES = 64 << 20
+
+Message = dict[str, Any]
+
+
+class ChannelError(Exception):
+    """The other side sent what is no frame."""
+
+
+def encode_frame(message: Mapping[str, Any]) -> bytes:
+    """One message as bytes."""
+    body = json.dumps(message, separators=(",", ":")).encode()
+    if len(body) > MAX_FRAME_BYTES:
+        raise ChannelError(f"a message of {len(body)} bytes is over {MAX_FRAME_BYTES}")
+    return HEADER.pack(len(body)) + body
+
+
+def frame_length(header: bytes) -> int:
+    """The length of the body that follows; ChannelError when it cannot be one."""
+    (length,) = HEADER.unpack(header)
+    if length > MAX_FRAME_BYTES:
+        raise ChannelError(f"a frame claims {length} bytes, the channel is corrupted")
+    return length
+
+
+def decode_body(body: bytes) -> Message:
+    """The message in a frame's body."""
+    message = json.loads(body)
+    if not isinstance(message, dict):
+        raise ChannelError("a frame holds no JSON object")
+    return message
+
+
+def read_frame(stream: BinaryIO) -> Message | None:
+    """The next message, or None at the end of the stream, however it was cut."""
+    header = stream.read(HEADER.size)
+    if len(header) < HEADER.size:
+        return None
+    body = stream.read(frame_length(header))
+    return decode_body(body) if body.endswith(b"}") else None
+
+
+def shm_prefix(run_id: str) -> str:
+    """Every shared-memory file of a run starts with this."""
+    return f"flotilla-{run_id}-"
+
+
+def remove_stale(folder: Path, run_id: str) -> None:
+    """Removes what an earlier process of the same run left in shared memory."""
+    for path in folder.iterdir():
+        if path.name.startswith(shm_prefix(run_id)):
+            path.unlink(missing_ok=True)
+
+
+def write_batch(path: Path, batch: TrainBatch) -> Message:
+    """Writes the arrays to `path`; the returned plain values complete them."""
+    sequences = batch.sequences
+    arrays: dict[str, NDArray[Any]] = {
+        "token_ids": _joined([s.token_ids for s in sequences], np.int32),
+        "policy_mask": _joined([s.policy_mask for s in sequences], np.uint8),
+        "behaviour_logprobs": _joined([s.behaviour_logprobs for s in sequences], np.float32),
+    }
+    safetensors_numpy.save_file(arrays, path)
+    return {
+        "step": batch.step,
+        "path": str(path),
+        "lengths": [len(s.token_ids) for s in sequences],
+        "group_id": [s.group_id for s in sequences],
+        "attempt_index": [s.attempt_index for s in sequences],
+        "reward": [s.reward for s in sequences],
+        "temperature": [s.temperature for s in sequences],
+        "staleness": [s.staleness for s in sequences],
+    }
+
+
+def read_batch(message: Message) -> TrainBatch:
+    """The batch that `write_batch` described."""
+    arrays = safetensors_numpy.load_file(message["path"])
+    ends = np.cumsum(message["lengths"], dtype=np.int64)[:-1]
+    columns = zip(
+        message["group_id"],
+        message["attempt_index"],
+        message["reward"],
+        np.split(arrays["token_ids"], ends),
+        np.split(arrays["policy_mask"].astype(np.bool_), ends),
+        np.split(arrays["behaviour_logprobs"], ends),
+        message["temperature"],
+        message["staleness"],
+        strict=True,
+    )
+    return TrainBatch(message["step"], tuple(TrainSequence(*column) for column in columns))
+
+
+def _joined(parts: list[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
+    if not parts:
+        return np.zeros(0, dtype)
+    return np.concatenate(parts).astype(dtype, copy=False)
+
+
+def encode_model_info(info: ModelInfo) -> Message:
+    return asdict(info)
+
+
+def decode_model_info(message: Message) -> ModelInfo:
+    return ModelInfo(**message)
+
+
+def encode_step_result(result: StepResult) -> Message:
+    return {
+        "metrics": dict(result.metrics),
+        "seconds": result.seconds,
+        "skipped": result.skipped,
+    }
+
+
+def decode_step_result(message: Message) -> StepResult:
+    return StepResult(**message)
+
+
+def encode_publication(publication: Publication) -> Message:
+    return {
+        "version": publication.version,
+        "fingerprint": publication.fingerprint.hex(),
+        "manifest": [
+            [e.name, e.dtype, list(e.shape), e.offset_bytes, e.checksum]
+            for e in publication.manifest
+        ],
+        "total_bytes": publication.total_bytes,
+        "path": str(publication.path),
+        "canary_token_ids": publication.canary_token_ids.tolist(),
+        # float32 to float64 and back is exact.
+        "canary_logprobs": publication.canary_logprobs.tolist(),
+    }
+
+
+def decode_publication(message: Message) -> Publication:
+    return Publication(
+        version=message["version"],
+        fingerprint=bytes.fromhex(message["fingerprint"]),
+        manifest=tuple(
+            TensorEntry(name, dtype, tuple(shape), offset, checksum)
+            for name, dtype, shape, offset, checksum in message["manifest"]
+        ),
+        total_bytes=message["total_bytes"],
+        path=Path(message["path"]),
+        canary_token_ids=np.array(message["canary_token_ids"], np.int32),
+        canary_logprobs=np.array(message["canary_logprobs"], np.float32),
+    )
+
+
+def encode_checkpoint(files: CheckpointFiles) -> Message:
+    return {"directory": str(files.directory), "sha256": dict(files.sha256)}
+
+
+def decode_checkpoint(message: Message) -> CheckpointFiles:
+    return CheckpointFiles(Path(message["directory"]), message["sha256"])
