@@ -1,0 +1,37 @@
+"""One error for every service, the same on both sides of the wire."""
+
+from collections.abc import Mapping
+
+import grpc
+
+
+class ServiceError(Exception):
+    """A refusal that the caller can act on: `code` says how, `reason` says why.
+
+    `reason` is an UPPER_SNAKE_CASE word listed in the contract of the service named by `domain`;
+    `metadata` are the facts that a program needs to act on it. With `retry_delay_s` the server
+    asks the caller to wait for so long before it tries again. Nothing in it may be secret: all of
+    it travels to the caller.
+    """
+
+    def __init__(
+        self,
+        code: grpc.StatusCode,
+        reason: str,
+        message: str,
+        *,
+        domain: str,
+        metadata: Mapping[str, str] | None = None,
+        retry_delay_s: float | None = None,
+    ) -> None:
+        super().__init__(f"{reason}: {message}")
+        self.code = code
+        self.reason = reason
+        self.message = message
+        self.domain = domain
+        self.metadata: Mapping[str, str] = dict(metadata or {})
+        self.retry_delay_s = retry_delay_s
+
+
+class ConfigError(ValueError):
+    """What the user configured cannot work; the message names the file, the key and the fix."""

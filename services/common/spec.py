@@ -1,0 +1,45 @@
+"""The part of a run spec that every service reads, and which tables belong to whom."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from services.common.config import Model, did_you_mean, parse
+from services.common.errors import ConfigError
+
+SHARED = ("name", "seed", "policy")
+SERVICE_SECTIONS = ("env_gateway", "rollout", "learner", "launcher")
+SECTIONS = (*SHARED, *SERVICE_SECTIONS, "prepare")
+
+
+class PolicyConfig(Model):
+    """The model that is trained and served."""
+
+    # A folder, or an id of the Hugging Face hub.
+    model: str = Field(min_length=1)
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    max_model_len: int = Field(ge=1)
+    # As in a Hugging Face config: rope_type, factor, original_max_position_embeddings.
+    rope_scaling: dict[str, str | int | float] | None = None
+    trust_remote_code: bool = False
+    revision: str | None = None
+
+
+class SharedConfig(Model):
+    """The keys of a run spec that belong to all services."""
+
+    # A part of paths and of shared-memory names.
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    policy: PolicyConfig
+
+
+def parse_shared(spec: Mapping[str, Any], *, where: str) -> SharedConfig:
+    """The shared keys of a whole spec; refuses top-level keys that nobody knows."""
+    unknown = [
+        f"  {key}: unknown key{did_you_mean(key, SECTIONS)}" for key in spec if key not in SECTIONS
+    ]
+    if unknown:
+        raise ConfigError("\n".join([f"{where}: unknown top-level keys", *unknown]))
+    return parse(SharedConfig, {key: spec[key] for key in SHARED if key in spec}, where=where)
