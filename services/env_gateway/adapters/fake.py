@@ -1,0 +1,135 @@
+"""Environments and verifiers for tests: scripted, in memory, and able to fail on demand."""
+
+import asyncio
+import sqlite3
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from services.env_gateway.ports import (
+    BackendError,
+    CallResult,
+    Execution,
+    Orphan,
+    Provision,
+    Rows,
+    SqlValue,
+    Text,
+    Tool,
+    Verification,
+)
+
+TOOLS = (
+    Tool("look", "Reads the counter.", '{"type": "object"}', read_only=True),
+    Tool("add", "Adds to the counter.", '{"type": "object"}'),
+)
+
+Hook = Callable[[str, Mapping[str, Any]], Awaitable[CallResult | None]]
+
+
+class FakeInstance:
+    """A counter in SQLite with two tools: `look` is read-only, `add` is not."""
+
+    env_version = "v1"
+    data_version = "v1"
+
+    def __init__(self, backend: "FakeBackend", instance_id: str) -> None:
+        self.instance_id = instance_id
+        self.executed: Counter[str] = Counter()
+        self._backend = backend
+        self._dbs = {name: sqlite3.connect(":memory:") for name in ("seed", "current")}
+        for db in self._dbs.values():
+            db.executescript("CREATE TABLE counter (id INTEGER PRIMARY KEY, value INT);")
+            db.execute("INSERT INTO counter VALUES (1, 0)")
+
+    async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:
+        await self._backend.step("list_tools")
+        return TOOLS
+
+    async def call(
+        self, name: str, arguments: Mapping[str, Any], *, timeout_s: float
+    ) -> CallResult:
+        self._backend.in_flight += 1
+        self._backend.max_in_flight = max(self._backend.max_in_flight, self._backend.in_flight)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._backend.step("call")
+                self.executed[name] += 1
+                if self._backend.hook and (result := await self._backend.hook(name, arguments)):
+                    return result
+        except TimeoutError:
+            raise BackendError("timeout", f"{timeout_s:.1f} s", delivered=None) from None
+        finally:
+            self._backend.in_flight -= 1
+        if name == "add":
+            by = arguments.get("by", 1)
+            self._dbs["current"].execute("UPDATE counter SET value = value + ?", (by,))
+        value = self._dbs["current"].execute("SELECT value FROM counter").fetchone()[0]
+        return CallResult((Text(str(value)),))
+
+    async def query(self, db: str, sql: str, args: Sequence[SqlValue], *, timeout_s: float) -> Rows:
+        cursor = self._dbs[db].execute(sql, tuple(args))
+        return Rows(tuple(c[0] for c in cursor.description), cursor.fetchall())
+
+    async def snapshot(self, db: str, *, timeout_s: float) -> bytes | None:
+        return self._dbs[db].serialize() if self._backend.snapshots else None
+
+    async def close(self, *, timeout_s: float) -> None:
+        await self._backend.step("close")
+        self._backend.running.pop(self.instance_id, None)
+
+
+class FakeBackend:
+    """`failures[step]` are raised in turn by the steps provision, list_tools, call and close;
+    `delays[step]` are slept first; `hook` may answer a call in the tool's stead."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, FakeInstance] = {}
+        self.failures: dict[str, deque[BackendError]] = {}
+        self.delays: dict[str, float] = {}
+        self.steps: Counter[str] = Counter()
+        self.hook: Hook | None = None
+        self.snapshots = True
+        self.in_flight = 0
+        self.max_in_flight = 0
+
+    def serves(self, env_key: str) -> bool:
+        return env_key.startswith("fake")
+
+    def fail(self, step: str, *errors: BackendError) -> None:
+        self.failures.setdefault(step, deque()).extend(errors)
+
+    async def step(self, name: str) -> None:
+        self.steps[name] += 1
+        await asyncio.sleep(self.delays.get(name, 0))
+        if self.failures.get(name):
+            raise self.failures[name].popleft()
+
+    async def provision(self, request: Provision, *, timeout_s: float) -> FakeInstance:
+        await self.step("provision")
+        instance = FakeInstance(self, f"instance-of-{request.episode_id}")
+        return self.running.setdefault(instance.instance_id, instance)
+
+    async def reclaim(self, orphan: Orphan, *, timeout_s: float) -> None:
+        await self.step("close")
+        self.running.pop(orphan.instance_id or f"instance-of-{orphan.episode_id}", None)
+
+    async def close(self) -> None:
+        self.running.clear()
+
+
+class FakeGrader:
+    """Answers with `executions` in turn, then with reward 1."""
+
+    def __init__(self) -> None:
+        self.executions: deque[Execution] = deque()
+        self.seen: list[Verification] = []
+        self.delay_s = 0.0
+
+    async def execute(self, verification: Verification, *, timeout_s: float) -> Execution:
+        self.seen.append(verification)
+        await asyncio.sleep(self.delay_s)
+        return self.executions.popleft() if self.executions else Execution(result=1)
+
+    async def close(self) -> None:
+        self.executions.clear()

@@ -1,0 +1,108 @@
+"""Deletes instances in the background until they are gone: closing always happens."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+
+from services.common.log import get_logger
+from services.env_gateway.config import EnvGatewayConfig
+from services.env_gateway.journal import Journal
+from services.env_gateway.ports import Backend, BackendError, Orphan
+from services.env_gateway.retry import Backoff
+from services.env_gateway.session import Session
+
+_LOG = get_logger(__name__)
+_BASE_S, _CAP_S = 0.5, 10.0
+
+
+class Closer:
+    """`on_closed` is called once for each session whose instance is certainly gone.
+
+    What cannot be deleted stays in the journal and keeps its place in the limits, for it may
+    still be running; the next start of the gateway tries again.
+    """
+
+    def __init__(
+        self,
+        config: EnvGatewayConfig,
+        journal: Journal,
+        on_closed: Callable[[Session], None],
+        rng: random.Random,
+    ) -> None:
+        self._config = config
+        self._journal = journal
+        self._on_closed = on_closed
+        self._rng = rng
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.closed = 0
+
+    @property
+    def pending(self) -> int:
+        return len(self._tasks)
+
+    def discard(self, session: Session) -> None:
+        """Delete a session's instance, also one that is only now being created."""
+        self._start(self._discard(session))
+
+    def reclaim(self, backends: Mapping[str, Backend]) -> int:
+        """Delete what a predecessor left; returns how many instances that may be."""
+        count = 0
+        for name, orphans in self._journal.orphans().items():
+            backend = backends.get(name)
+            if backend is None:
+                _LOG.warning("orphans_of_unknown_backend", backend=name, instances=len(orphans))
+                continue
+            for orphan in orphans:
+                self._start(self._reclaim(backend, orphan))
+            count += len(orphans)
+        return count
+
+    async def wait(self, timeout_s: float) -> None:
+        """Wait until everything is deleted; what is not by then stays in the journal."""
+        if self._tasks:
+            _, pending = await asyncio.wait(self._tasks, timeout=timeout_s)
+            for task in pending:
+                task.cancel()
+            if pending:
+                await asyncio.wait(pending)
+                _LOG.warning("instances_left_open", instances=len(pending))
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _discard(self, session: Session) -> None:
+        if session.opener is not None:
+            await asyncio.wait({session.opener})
+        if session.journaled:
+            await self._until_gone(session.episode.episode_id, lambda: self._delete(session))
+        self._on_closed(session)
+
+    async def _delete(self, session: Session) -> None:
+        timeout_s = self._config.close_timeout_s
+        if session.instance is not None:
+            await session.instance.close(timeout_s=timeout_s)
+        else:
+            orphan = Orphan(session.episode.episode_id)
+            await session.backend.reclaim(orphan, timeout_s=timeout_s)
+
+    async def _reclaim(self, backend: Backend, orphan: Orphan) -> None:
+        timeout_s = self._config.close_timeout_s
+        await self._until_gone(
+            orphan.episode_id, lambda: backend.reclaim(orphan, timeout_s=timeout_s)
+        )
+        _LOG.info("orphan_closed", episode_id=orphan.episode_id)
+
+    async def _until_gone(self, episode_id: str, delete: Callable[[], Awaitable[None]]) -> None:
+        backoff = Backoff(base_s=_BASE_S, cap_s=_CAP_S, rng=self._rng)
+        while True:
+            try:
+                await delete()
+            except BackendError as error:
+                _LOG.warning("close_failed", episode_id=episode_id, error=str(error))
+                await asyncio.sleep(backoff.next(error.retry_after_s))
+            else:
+                break
+        self._journal.deleted(episode_id)
+        self.closed += 1

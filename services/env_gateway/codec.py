@@ -1,0 +1,120 @@
+"""Between `flotilla.env_gateway.v1` and the gateway's own words."""
+
+from flotilla.env_gateway.v1 import episode_service_pb2 as pb
+from services.common import rpc
+from services.env_gateway.config import EnvGatewayConfig
+from services.env_gateway.episodes import OpenSpec, State
+from services.env_gateway.grading import Grade, Reason
+from services.env_gateway.ports import Media, Part, Text, Tool
+from services.env_gateway.session import Answer, Outcome, Session
+from services.env_gateway.tasks import TaskError, parse_task
+
+STATES = {
+    State.QUEUED: pb.EPISODE_STATE_QUEUED,
+    State.PROVISIONING: pb.EPISODE_STATE_PROVISIONING,
+    State.WARMING: pb.EPISODE_STATE_WARMING,
+    State.READY: pb.EPISODE_STATE_READY,
+    State.FAILED: pb.EPISODE_STATE_FAILED,
+}
+_OUTCOMES = {outcome: pb.ToolOutcome.Value(f"TOOL_OUTCOME_{outcome.name}") for outcome in Outcome}
+_REASONS = {reason: pb.NoGradeReason.Value(f"NO_GRADE_REASON_{reason.name}") for reason in Reason}
+
+
+def decode_open(request: pb.OpenEpisodeRequest, config: EnvGatewayConfig) -> OpenSpec:
+    """Raises TaskError, also for what is missing around the task."""
+    for name in ("request_id", "run_id", "group_id", "worker_id"):
+        if not getattr(request, name):
+            raise TaskError(f"{name} is empty")
+    budget_s = rpc.seconds(request.budget) if request.HasField("budget") else config.budget_s
+    if budget_s <= 0:
+        raise TaskError(f"budget must be positive, not {budget_s} s")
+    return OpenSpec(
+        request_id=request.request_id,
+        run_id=request.run_id,
+        group_id=request.group_id,
+        attempt_index=request.attempt_index,
+        try_index=getattr(request, "try"),
+        opening=max(1, request.opening),
+        worker_id=request.worker_id,
+        task=parse_task(request.task_json),
+        budget_s=min(budget_s, config.max_budget_s),
+    )
+
+
+def encode_ready(session: Session, *, lease_ttl_s: float, remaining_s: float) -> pb.EpisodeReady:
+    instance = session.instance
+    assert instance is not None, "an episode is READY only with an instance"
+    task = session.episode.spec.task
+    return pb.EpisodeReady(
+        tools=[_tool(tool) for tool in session.tools.values()],
+        facts=pb.PromptFacts(
+            prompt=task.prompt, current_date=task.current_date, variables=task.variables
+        ),
+        instance_id=instance.instance_id,
+        env_version=instance.env_version,
+        data_version=instance.data_version,
+        lease_ttl=rpc.duration(lease_ttl_s),
+        deadline=rpc.duration(max(0.0, remaining_s)),
+        open_time=rpc.duration(session.open_s),
+    )
+
+
+def encode_answer(answer: Answer, *, replayed: bool) -> pb.CallToolResponse:
+    return pb.CallToolResponse(
+        outcome=_OUTCOMES[answer.outcome],
+        parts=[_part(part) for part in answer.parts],
+        reward=answer.reward,
+        done=answer.done,
+        attempts=answer.attempts,
+        queue_time=rpc.duration(answer.queue_s),
+        upstream_time=rpc.duration(answer.upstream_s),
+        replayed=replayed,
+    )
+
+
+def encode_grade(grade: Grade) -> pb.GradeResponse:
+    response = pb.GradeResponse(
+        partial_reward=grade.partial_reward,
+        checks_passed=grade.checks_passed,
+        checks_failed=grade.checks_failed,
+        stdout=grade.stdout,
+        attempts=grade.attempts,
+    )
+    if grade.reason is not None:
+        response.no_grade.reason = _REASONS[grade.reason]
+        response.no_grade.detail = grade.detail[:8192]
+    elif grade.reward is not None:
+        response.reward = grade.reward
+    return response
+
+
+def _tool(tool: Tool) -> pb.Tool:
+    return pb.Tool(
+        name=tool.name,
+        description=tool.description,
+        input_schema_json=tool.input_schema_json,
+        read_only=tool.read_only,
+        idempotent=tool.idempotent,
+    )
+
+
+def _part(part: Part) -> pb.ContentPart:
+    if isinstance(part, Text):
+        return pb.ContentPart(text=_encodable(part.text))
+    return pb.ContentPart(media=_media(part))
+
+
+def _media(media: Media) -> pb.Media:
+    return pb.Media(
+        data=media.data,
+        mime=media.mime,
+        sha256=media.sha256,
+        size_bytes=media.size,
+        width=media.width,
+        height=media.height,
+    )
+
+
+def _encodable(text: str) -> str:
+    """An environment may answer with lone surrogates, which protobuf refuses."""
+    return text.encode("utf-8", "replace").decode()

@@ -1,0 +1,274 @@
+"""The gateway's core at work: opens, calls, grades and closes episodes, and expires leases."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field
+
+from services.common.log import get_logger
+from services.env_gateway.calls import Caller
+from services.env_gateway.closing import Closer
+from services.env_gateway.config import EnvGatewayConfig
+from services.env_gateway.episodes import (
+    EpisodeBook,
+    EpisodeLostError,
+    OpenSpec,
+    State,
+)
+from services.env_gateway.grading import Grade
+from services.env_gateway.journal import Journal
+from services.env_gateway.limits import Admission, Ticket
+from services.env_gateway.opening import Opener
+from services.env_gateway.ports import Backend, Media
+from services.env_gateway.session import Answer, Outcome, Session, Signal
+from services.env_gateway.verdicts import VerifierRunner
+
+_LOG = get_logger(__name__)
+_CALL_ERRORS = {
+    Outcome.NOT_EXECUTED,
+    Outcome.OUTCOME_UNKNOWN,
+    Outcome.SESSION_LOST,
+    Outcome.DEADLINE,
+}
+
+
+class DrainingError(Exception):
+    """The gateway takes no new episodes."""
+
+
+class UnknownEnvironmentError(Exception):
+    """No backend serves the environment."""
+
+
+@dataclass(slots=True)
+class Counts:
+    calls: Counter[str] = field(default_factory=Counter[str])
+    call_errors: Counter[str] = field(default_factory=Counter[str])
+    grades: Counter[str] = field(default_factory=Counter[str])
+    no_grades: Counter[str] = field(default_factory=Counter[str])
+
+
+class Gateway:
+    """`incarnation` makes episode ids of one start of one gateway unique for ever."""
+
+    def __init__(
+        self,
+        config: EnvGatewayConfig,
+        backends: Mapping[str, Backend],
+        verifiers: VerifierRunner,
+        journal: Journal,
+        *,
+        incarnation: str,
+        rng: random.Random | None = None,
+    ) -> None:
+        rng = rng or random.Random()
+        self.config = config
+        self.counts = Counts()
+        self.draining = False
+        self.capacity_changed = Signal()
+        self._backends = backends
+        self._verifiers = verifiers
+        self.book = EpisodeBook(prefix=incarnation, lease_ttl_s=config.lease_ttl_s)
+        self.admission = _admission(config)
+        self._sessions: dict[str, Session] = {}
+        self._by_ticket: dict[Ticket, Session] = {}
+        self._caller = Caller(config, rng)
+        self.opener = Opener(config, self.book, journal, rng)
+        self.closer = Closer(config, journal, self._closed, rng)
+
+    def open(self, spec: OpenSpec) -> Session:
+        """Start an episode or join the one of the same request.
+
+        Raises EpisodeLostError, UnknownEnvironmentError, DrainingError, OverLimitError and
+        QueueFullError.
+        """
+        env_key = spec.task.env_key
+        name = self.config.backend_of(env_key)
+        backend = self._backends.get(name)
+        if backend is None or not backend.serves(env_key):
+            raise UnknownEnvironmentError(
+                f"backend {name!r} has no environment {env_key!r}; "
+                f"set env_gateway.environments.{env_key}.backend"
+            )
+        known = self.book.joined(spec)
+        if known is not None:
+            return self._sessions[known.episode_id]
+        if self.draining:
+            raise DrainingError("the gateway is draining")
+        return self._start(spec, backend, name)
+
+    def _start(self, spec: OpenSpec, backend: Backend, name: str) -> Session:
+        now = _now()
+        batch = f"{spec.group_id}/{spec.worker_id}/{spec.try_index}"
+        ticket, admitted = self.admission.request(
+            spec.run_id, batch, spec.task.env_key, spec.opening, now
+        )
+        episode, replaced = self.book.open(spec, now)
+        session = Session(
+            episode,
+            backend=backend,
+            backend_name=name,
+            ticket=ticket,
+            media=self.config.limits.media_bytes,
+        )
+        self._sessions[episode.episode_id] = session
+        self._by_ticket[ticket] = session
+        if replaced is not None:
+            self.end(self._sessions[replaced.episode_id], "was replaced by a newer try")
+        session.opener = asyncio.create_task(self.opener.open(session))
+        self._admitted(admitted)
+        return session
+
+    async def watch(self, session: Session) -> AsyncGenerator[State]:
+        """An episode's states up to READY or FAILED. When the last watcher leaves before that,
+        the episode is closed. Raises EpisodeLostError."""
+        session.watchers += 1
+        over = False
+        try:
+            async for state in session.states():
+                over = state in (State.READY, State.FAILED)
+                yield state
+        finally:
+            session.watchers -= 1
+            if session.failure is not None:
+                self.end(session, f"could not be opened: {session.failure}")
+            elif not over and session.watchers == 0 and session.episode.state is not State.READY:
+                self.end(session, "was given up while it opened", forget_request=True)
+
+    def session(self, episode_id: str) -> Session:
+        """Raises EpisodeLostError."""
+        self.book.get(episode_id)
+        return self._sessions[episode_id]
+
+    async def call(
+        self, session: Session, call_seq: int, name: str, arguments_json: str, timeout_s: float
+    ) -> tuple[Answer, bool]:
+        """The answer, and whether it is a stored one. The call goes on when its caller leaves.
+
+        Raises CallSeqError and EpisodeLostError.
+        """
+        episode = session.episode
+        if episode.state is not State.READY:
+            raise EpisodeLostError(f"episode {episode.episode_id} is not ready")
+        self.book.touch(episode, _now())
+        new = episode.admit_call(call_seq)
+        if new:
+            work = self._caller.run(session, name, arguments_json, timeout_s)
+            session.answers[call_seq] = asyncio.create_task(work)
+            for old in episode.forget_old_calls():
+                session.answers.pop(old)
+        task = session.answers[call_seq]
+        await asyncio.wait({task})
+        if task.cancelled():
+            raise EpisodeLostError(f"episode {episode.episode_id} {episode.detail}")
+        answer = task.result()
+        if new:
+            self.counts.calls[session.env_key] += 1
+            self.counts.call_errors[session.env_key] += answer.outcome in _CALL_ERRORS
+        return answer, not new
+
+    async def grade(
+        self, session: Session, final_answer: str | None, conversation: str | None, timeout_s: float
+    ) -> Grade:
+        """The first known grade stands; one that is being found is waited for.
+
+        Raises EpisodeLostError.
+        """
+        episode = session.episode
+        if episode.state is not State.READY:
+            raise EpisodeLostError(f"episode {episode.episode_id} is not ready")
+        self.book.touch(episode, _now())
+        known = session.known_grade()
+        if known is not None:
+            return known
+        if session.grading is None or session.grading.done():
+            work = self._verifiers.grade(session, final_answer, conversation, timeout_s)
+            session.grading = asyncio.create_task(work)
+            session.grading.add_done_callback(lambda task: self._graded(session, task))
+        task = session.grading
+        await asyncio.wait({task})
+        if task.cancelled():
+            raise EpisodeLostError(f"episode {episode.episode_id} {episode.detail}")
+        return task.result()
+
+    def close(self, episode_id: str) -> None:
+        """End an episode; one that has ended already, or never was, is as good as closed."""
+        session = self._sessions.get(episode_id)
+        if session is not None:
+            self.end(session, "was closed")
+
+    def end(self, session: Session, reason: str, *, forget_request: bool = False) -> None:
+        if not self.book.close(session.episode, reason, forget_request=forget_request):
+            return
+        del self._sessions[session.episode.episode_id]
+        session.cancel_work()
+        self.closer.discard(session)
+
+    def media(self, session: Session, sha256: bytes) -> Media | None:
+        return session.media.get(sha256)
+
+    def renew(self, worker_id: str, episode_ids: list[str]) -> list[str]:
+        """Renew leases; returns the episodes that the worker no longer has."""
+        return self.book.renew(worker_id, episode_ids, _now())
+
+    def expire(self) -> None:
+        """Close what nobody renews, and take back places that nobody claimed."""
+        now = _now()
+        for episode, reason in self.book.expired(now):
+            _LOG.warning("episode_expired", episode_id=episode.episode_id, reason=reason)
+            self.end(self._sessions[episode.episode_id], reason)
+        self._admitted(self.admission.expire(now))
+
+    async def run(self) -> None:
+        """Close what a predecessor left, then expire leases, for ever."""
+        if orphans := self.closer.reclaim(self._backends):
+            _LOG.warning("closing_orphans", instances=orphans)
+        period_s = min(1.0, self.config.lease_ttl_s / 4)
+        while True:
+            await asyncio.sleep(period_s)
+            self.expire()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new episodes, wait for the open ones, then close what is left."""
+        self.draining = True
+        self.capacity_changed.notify()
+        until = _now() + timeout_s
+        while len(self.book) and _now() < until:
+            await asyncio.sleep(0.05)
+        for session in list(self._sessions.values()):
+            self.end(session, "was closed by a drain")
+        await self.closer.wait(self.config.close_timeout_s)
+
+    def _admitted(self, tickets: list[Ticket]) -> None:
+        for ticket in tickets:
+            self._by_ticket[ticket].changed.notify()
+        self.capacity_changed.notify()
+
+    def _closed(self, session: Session) -> None:
+        self._by_ticket.pop(session.ticket)
+        self._admitted(self.admission.release(session.ticket))
+
+    def _graded(self, session: Session, task: asyncio.Task[Grade]) -> None:
+        if not task.cancelled() and task.exception() is None:
+            counts = self.counts.grades if task.result().known else self.counts.no_grades
+            counts[session.env_key] += 1
+
+
+def _admission(config: EnvGatewayConfig) -> Admission:
+    limits = config.limits
+    by_env = {
+        env_key: environment.max_episodes
+        for env_key, environment in config.environments.items()
+        if environment.max_episodes is not None
+    }
+    return Admission(
+        max_episodes=limits.max_episodes,
+        max_by_env=by_env,
+        max_waiting=limits.max_waiting,
+        batch_ttl_s=limits.batch_ttl_s,
+    )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

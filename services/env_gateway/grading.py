@@ -1,0 +1,169 @@
+"""What a verifier's run is worth: a reward, or no grade and why. Pure.
+
+A grade that is not known is never 0: it would push the policy away from what may have been right.
+"""
+
+import ast
+import math
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import cast
+
+from services.env_gateway.ports import Execution
+
+_STDOUT_BYTES = 64 * 2**10
+_CHECKS_KEPT = 200
+_CHECK_CHARS = 1000
+_ACCUMULATOR = re.compile(
+    r">>> (?P<kind>ERROR|SUCCESS)_ACCUMULATOR >>>\n(?P<body>.*?)\n<<< (?P=kind)_ACCUMULATOR <<<",
+    re.DOTALL,
+)
+_JUDGE_ERROR = re.compile(r"^\s*JUDGE ERROR:(?P<detail>.*)$", re.MULTILINE)
+
+
+class Reason(StrEnum):
+    EXECUTION_FAILED = "execution_failed"
+    JUDGE_ERROR = "judge_error"
+    INSTANCE_LOST = "instance_lost"
+    TIMEOUT = "timeout"
+    NO_VERIFIER = "no_verifier"
+    TAINTED = "tainted"
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """Either `reward` is known or `reason` says why it is not."""
+
+    reward: float | None = None
+    reason: Reason | None = None
+    detail: str = ""
+    partial_reward: float | None = None
+    checks_passed: tuple[str, ...] = ()
+    checks_failed: tuple[str, ...] = ()
+    stdout: str = ""
+    attempts: int = 1
+
+    @property
+    def known(self) -> bool:
+        return self.reward is not None
+
+
+class VerifierError(ValueError):
+    """The source holds no function that could be a verifier."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierFunction:
+    name: str
+    takes_final_answer: bool
+    takes_conversation: bool
+
+
+def no_grade(reason: Reason, detail: str, *, attempts: int = 0) -> Grade:
+    return Grade(reason=reason, detail=detail, attempts=attempts)
+
+
+def judge(execution: Execution, *, attempts: int) -> Grade:
+    """Turn a verifier's run into a grade. A result of None is no grade, never a pass."""
+    passed, failed = parse_checks(execution.stdout)
+    reason, detail = _failure(execution)
+    return Grade(
+        reward=None if reason else float(execution.result),
+        reason=reason,
+        detail=detail,
+        partial_reward=partial_reward(passed, failed),
+        checks_passed=passed,
+        checks_failed=failed,
+        stdout=_bounded(execution.stdout),
+        attempts=attempts,
+    )
+
+
+def worth_repeating(execution: Execution) -> bool:
+    """Whether another run of the verifier may end better."""
+    return execution.retryable or (
+        execution.error is None and _JUDGE_ERROR.search(execution.stdout) is not None
+    )
+
+
+def parse_checks(stdout: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The checks that a verifier printed as passed and as failed; the last print of each counts."""
+    found: dict[str, tuple[str, ...]] = {"SUCCESS": (), "ERROR": ()}
+    for match in _ACCUMULATOR.finditer(stdout):
+        found[match["kind"]] = _checks(match["body"])
+    return found["SUCCESS"], found["ERROR"]
+
+
+def partial_reward(passed: tuple[str, ...], failed: tuple[str, ...]) -> float | None:
+    """Passed checks as a share of all; None when the verifier printed none."""
+    total = len(passed) + len(failed)
+    return len(passed) / total if total else None
+
+
+def find_verifier(source: str) -> VerifierFunction:
+    """The verifier among the functions of `source`, by its shape rather than its name.
+
+    It is the one decorated with `verifier`, else the first whose first parameter is `env`, else
+    the first. Raises VerifierError.
+    """
+    try:
+        functions = [
+            node
+            for node in ast.parse(source).body
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        ]
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise VerifierError(f"the verifier does not compile: {error}") from None
+    if not functions:
+        raise VerifierError("the verifier defines no function")
+    function = min(functions, key=_rank)
+    if isinstance(function, ast.AsyncFunctionDef):
+        raise VerifierError(f"the verifier {function.name!r} is async; only plain functions run")
+    names = {a.arg for a in [*function.args.args, *function.args.kwonlyargs]}
+    return VerifierFunction(
+        function.name,
+        takes_final_answer="final_answer" in names,
+        takes_conversation="conversation" in names,
+    )
+
+
+def _rank(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    if any("verifier" in ast.unparse(d) for d in function.decorator_list):
+        return 0
+    first = [*function.args.posonlyargs, *function.args.args][:1]
+    return 1 if first and first[0].arg == "env" else 2
+
+
+def _failure(execution: Execution) -> tuple[Reason | None, str]:
+    if execution.timed_out:
+        return Reason.TIMEOUT, execution.error or "the verifier took too long"
+    if execution.instance_lost:
+        return Reason.INSTANCE_LOST, execution.error or "the instance is gone"
+    if execution.error is not None:
+        return Reason.EXECUTION_FAILED, execution.error
+    if match := _JUDGE_ERROR.search(execution.stdout):
+        return Reason.JUDGE_ERROR, match["detail"].strip()[:_CHECK_CHARS]
+    result = execution.result
+    if not isinstance(result, bool | int | float) or not math.isfinite(result):
+        shown = repr(result)[:100]
+        return Reason.EXECUTION_FAILED, f"the verifier returned {shown}, not a finite number"
+    return None, ""
+
+
+def _checks(body: str) -> tuple[str, ...]:
+    try:
+        value = ast.literal_eval(body.strip())
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        value = body.splitlines()
+    items = (
+        cast("list[object]", value) if isinstance(value, list | tuple) else [cast("object", value)]
+    )
+    return tuple(str(item)[:_CHECK_CHARS] for item in items[:_CHECKS_KEPT])
+
+
+def _bounded(stdout: str) -> str:
+    data = stdout.encode("utf-8", "replace")
+    if len(data) <= _STDOUT_BYTES:
+        return data.decode()
+    return data[:_STDOUT_BYTES].decode("utf-8", "ignore")

@@ -1,0 +1,117 @@
+"""Brings an episode from its place in the queue to READY."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from services.common.log import get_logger
+from services.env_gateway.config import EnvGatewayConfig
+from services.env_gateway.episodes import EpisodeBook, State
+from services.env_gateway.journal import Journal
+from services.env_gateway.ports import BackendError, Provision
+from services.env_gateway.retry import Backoff
+from services.env_gateway.session import Session
+
+_LOG = get_logger(__name__)
+# An instance that ends itself must outlive the episode and its grading.
+_TTL_MARGIN_S = 120.0
+_BASE_S, _CAP_S = 0.1, 10.0
+_WARMING_CAP_S = 2.0
+
+T = TypeVar("T")
+
+
+class Opener:
+    """Creates instances, at most `limits.max_creating` at once."""
+
+    def __init__(
+        self, config: EnvGatewayConfig, book: EpisodeBook, journal: Journal, rng: random.Random
+    ) -> None:
+        self._config = config
+        self._book = book
+        self._journal = journal
+        self._rng = rng
+        self._creating = asyncio.Semaphore(config.limits.max_creating)
+        self.created = 0
+
+    async def open(self, session: Session) -> None:
+        """Leaves the episode READY, or `failure` set. An episode that is closed meanwhile ends
+        with what was created in `session.instance`, for the closer to delete."""
+        started = _now()
+        try:
+            while not session.ticket.admitted and not _closed(session):
+                await session.changed.wait()
+            async with self._creating:
+                await self._provision(session)
+            await self._warm(session)
+        except BackendError as error:
+            self._fail(session, str(error))
+        session.open_s = _now() - started
+        session.changed.notify()
+
+    async def _provision(self, session: Session) -> None:
+        if _closed(session):
+            return
+        episode = session.episode
+        self._enter(session, State.PROVISIONING)
+        self._journal.creating(episode.episode_id, backend=session.backend_name)
+        session.journaled = True
+        request = Provision(
+            episode.episode_id, episode.spec.task, episode.ends_at - _now() + _TTL_MARGIN_S
+        )
+        session.instance = await self._retried(
+            session,
+            lambda timeout_s: session.backend.provision(request, timeout_s=timeout_s),
+            cap_s=_CAP_S,
+        )
+        self._journal.created(episode.episode_id, session.instance.instance_id)
+        self.created += 1
+
+    async def _warm(self, session: Session) -> None:
+        instance = session.instance
+        if instance is None or _closed(session):
+            return
+        self._enter(session, State.WARMING)
+        tools = await self._retried(
+            session,
+            lambda timeout_s: instance.list_tools(timeout_s=timeout_s),
+            cap_s=_WARMING_CAP_S,
+        )
+        session.tools = {tool.name: tool for tool in tools}
+        if not _closed(session):
+            self._book.ready(session.episode, _now())
+
+    async def _retried(
+        self, session: Session, attempt: Callable[[float], Awaitable[T]], *, cap_s: float
+    ) -> T:
+        """Both creation and readiness are safe to ask for again, until the time to open is over
+        or nobody waits for the episode any more."""
+        until = min(_now() + self._config.open_timeout_s, session.episode.ends_at)
+        backoff = Backoff(base_s=_BASE_S, cap_s=cap_s, rng=self._rng)
+        while True:
+            try:
+                return await attempt(max(0.001, until - _now()))
+            except BackendError as error:
+                wait_s = backoff.next(error.retry_after_s)
+                if error.invalid or _closed(session) or _now() + wait_s >= until:
+                    raise
+                _LOG.info("open_retried", episode_id=session.episode.episode_id, error=str(error))
+            await asyncio.sleep(wait_s)
+
+    def _enter(self, session: Session, state: State) -> None:
+        session.episode.advance(state)
+        session.changed.notify()
+
+    def _fail(self, session: Session, detail: str) -> None:
+        session.failure = detail
+        if not _closed(session):
+            session.episode.advance(State.FAILED, detail)
+
+
+def _closed(session: Session) -> bool:
+    return session.episode.state is State.CLOSED
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,201 @@
+"""What the gateway asks of environments and of verifiers, in its own words."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from services.env_gateway.tasks import Task
+
+SqlValue = str | int | float | bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    name: str
+    description: str
+    input_schema_json: str
+    read_only: bool = False
+    idempotent: bool = False
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether a call that may have been executed can be sent again without harm."""
+        return self.read_only or self.idempotent
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """`data` is empty when the bytes are to be fetched by hash; `size` counts them either way."""
+
+    data: bytes
+    mime: str
+    sha256: bytes
+    size: int
+    width: int = 0
+    height: int = 0
+
+    def without_data(self) -> "Media":
+        return replace(self, data=b"")
+
+
+Part = Text | Media
+
+
+@dataclass(frozen=True, slots=True)
+class CallResult:
+    """What a tool answered; with `is_error` the parts are what the policy is told."""
+
+    parts: tuple[Part, ...]
+    is_error: bool = False
+    reward: float | None = None
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    columns: tuple[str, ...]
+    rows: Sequence[Sequence[SqlValue]]
+
+
+class BackendError(Exception):
+    """An environment could not be reached, or refused.
+
+    `delivered` is False when the request was certainly not executed and None when that is unknown.
+    `lost` means that the instance is gone for good; `invalid` that the same request can never
+    succeed; `bad_arguments` that the environment refused the arguments before executing anything.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        message: str,
+        *,
+        delivered: bool | None,
+        retry_after_s: float | None = None,
+        lost: bool = False,
+        invalid: bool = False,
+        bad_arguments: bool = False,
+    ) -> None:
+        super().__init__(f"{kind}: {message}")
+        self.kind = kind
+        self.delivered = delivered
+        self.retry_after_s = retry_after_s
+        self.lost = lost
+        self.invalid = invalid
+        self.bad_arguments = bad_arguments
+
+
+class QueryError(Exception):
+    """The database refused the statement; the message is SQLite's."""
+
+
+class Instance(Protocol):
+    """One running environment. Every method but `close` raises BackendError."""
+
+    @property
+    def instance_id(self) -> str: ...
+
+    @property
+    def env_version(self) -> str: ...
+
+    @property
+    def data_version(self) -> str: ...
+
+    async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:
+        """Show that the instance is ready, and say which tools it has."""
+        ...
+
+    async def call(
+        self, name: str, arguments: Mapping[str, Any], *, timeout_s: float
+    ) -> CallResult: ...
+
+    async def query(self, db: str, sql: str, args: Sequence[SqlValue], *, timeout_s: float) -> Rows:
+        """Read from the "seed" or the "current" database; QueryError if SQL is at fault."""
+        ...
+
+    async def snapshot(self, db: str, *, timeout_s: float) -> bytes | None:
+        """The whole database as a SQLite file, or None where it is cheaper to ask queries."""
+        ...
+
+    async def close(self, *, timeout_s: float) -> None:
+        """Delete the instance; succeeds when it is gone already."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Provision:
+    """One instance to create, tagged with its `episode_id`, which names run and gateway.
+
+    `ttl_s` is for backends that can end an instance by themselves.
+    """
+
+    episode_id: str
+    task: Task
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """An instance that was created, or may have been (`instance_id` None), and has no owner."""
+
+    episode_id: str
+    instance_id: str | None = None
+
+
+class Backend(Protocol):
+    def serves(self, env_key: str) -> bool:
+        """Whether the environment may exist here; False is certain."""
+        ...
+
+    async def provision(self, request: Provision, *, timeout_s: float) -> Instance:
+        """Create an instance. Safe to repeat with the same `episode_id`."""
+        ...
+
+    async def reclaim(self, orphan: Orphan, *, timeout_s: float) -> None:
+        """Delete an instance of which only the tag may be known; succeeds when there is none."""
+        ...
+
+    async def close(self) -> None:
+        """Give back connections and child processes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """One run of a verifier.
+
+    `error` says why it could not run to its end; `retryable` whether another run may differ.
+    """
+
+    result: Any = None
+    stdout: str = ""
+    error: str | None = None
+    timed_out: bool = False
+    instance_lost: bool = False
+    retryable: bool = False
+
+
+QueryFn = Callable[[str, str, Sequence[SqlValue]], Awaitable[Rows]]
+SnapshotFn = Callable[[str], Awaitable[bytes | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """A verifier, the arguments it is given besides `env`, and how it sees the final state."""
+
+    source: str
+    function: str
+    query: QueryFn
+    snapshot: SnapshotFn
+    arguments: Mapping[str, str | None]
+
+
+class Grader(Protocol):
+    async def execute(self, verification: Verification, *, timeout_s: float) -> Execution: ...
+
+    async def close(self) -> None: ...

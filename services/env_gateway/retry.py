@@ -1,0 +1,99 @@
+"""When a failed call is sent again, and how long to wait first. No I/O; randomness is passed in.
+
+The rule is by phase and class of tool: a request that was certainly not executed may always be
+sent again; one that may have been executed only if the tool is read-only or idempotent. What a
+tool itself reports as an error is an answer and never repeated.
+"""
+
+import random
+from dataclasses import dataclass
+from enum import StrEnum
+
+from services.env_gateway.ports import BackendError
+
+
+class Verdict(StrEnum):
+    """What a failure means for the call, if it is not sent again."""
+
+    NOT_EXECUTED = "not_executed"
+    OUTCOME_UNKNOWN = "outcome_unknown"
+    DEADLINE = "deadline"
+    SESSION_LOST = "session_lost"
+    BAD_ARGUMENTS = "bad_arguments"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`wait_s` before the next attempt, or None to give up with `verdict`."""
+
+    verdict: Verdict
+    wait_s: float | None = None
+
+
+class RetryBudget:
+    """Retries as a share of first attempts, so that retrying cannot multiply an overload.
+
+    Each first attempt deposits `ratio`; a retry spends 1; at most `cap` are saved up.
+    """
+
+    def __init__(self, *, ratio: float, cap: float) -> None:
+        self._ratio = ratio
+        self._cap = cap
+        self._tokens = cap
+
+    def deposit(self) -> None:
+        self._tokens = min(self._cap, self._tokens + self._ratio)
+
+    def spend(self) -> bool:
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+
+class Backoff:
+    """Decorrelated jitter: each wait is uniform in [base, 3 x the last], at most `cap`."""
+
+    def __init__(self, *, base_s: float, cap_s: float, rng: random.Random) -> None:
+        self._base_s = base_s
+        self._cap_s = cap_s
+        self._rng = rng
+        self._last_s = base_s
+
+    def next(self, retry_after_s: float | None = None) -> float:
+        self._last_s = min(self._cap_s, self._rng.uniform(self._base_s, self._last_s * 3))
+        return max(self._last_s, retry_after_s or 0.0)
+
+
+def decide(
+    error: BackendError,
+    *,
+    repeatable: bool,
+    remaining_s: float,
+    backoff: Backoff,
+    budget: RetryBudget,
+) -> Decision:
+    """Judge one failed attempt of a tool call with `remaining_s` left until its deadline."""
+    verdict = _verdict(error, repeatable=repeatable)
+    safe = error.delivered is False or repeatable
+    if error.lost or error.invalid or error.bad_arguments or not safe:
+        return Decision(verdict)
+    wait_s = backoff.next(error.retry_after_s)
+    if wait_s >= remaining_s:
+        return Decision(verdict)
+    throttled = error.kind == "throttled"
+    if not throttled and not budget.spend():
+        return Decision(verdict)
+    return Decision(verdict, wait_s)
+
+
+def _verdict(error: BackendError, *, repeatable: bool) -> Verdict:
+    if error.bad_arguments:
+        return Verdict.BAD_ARGUMENTS
+    if error.delivered is None and not repeatable:
+        return Verdict.OUTCOME_UNKNOWN
+    if error.lost:
+        return Verdict.SESSION_LOST
+    if error.kind == "timeout":
+        return Verdict.DEADLINE
+    return Verdict.NOT_EXECUTED

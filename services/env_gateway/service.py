@@ -1,0 +1,207 @@
+"""The gateway's edge: `flotilla.env_gateway.v1.EpisodeService`. The proto holds the contract."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from flotilla.env_gateway.v1 import episode_service_pb2 as pb
+from flotilla.env_gateway.v1 import episode_service_pb2_grpc
+from services.common import rpc
+from services.common.errors import ServiceError
+from services.env_gateway import codec
+from services.env_gateway.episodes import CallSeqError, EpisodeLostError, State
+from services.env_gateway.gateway import DrainingError, Gateway, UnknownEnvironmentError
+from services.env_gateway.limits import OverLimitError, QueueFullError
+from services.env_gateway.session import Session
+from services.env_gateway.tasks import TaskError
+
+_DOMAIN = "env_gateway.flotilla"
+_CHUNK_BYTES = 2**20
+_QUEUE_RETRY_S = 1.0
+# A watcher of a busy gateway needs no more than ten updates a second.
+_WATCH_PERIOD_S = 0.1
+
+_STATUS = {
+    TaskError: (grpc.StatusCode.INVALID_ARGUMENT, "BAD_TASK"),
+    UnknownEnvironmentError: (grpc.StatusCode.INVALID_ARGUMENT, "UNKNOWN_ENVIRONMENT"),
+    OverLimitError: (grpc.StatusCode.FAILED_PRECONDITION, "OVER_LIMIT"),
+    CallSeqError: (grpc.StatusCode.FAILED_PRECONDITION, "CALL_SEQ"),
+    QueueFullError: (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
+    EpisodeLostError: (grpc.StatusCode.NOT_FOUND, "EPISODE_LOST"),
+    DrainingError: (grpc.StatusCode.UNAVAILABLE, "DRAINING"),
+}
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
+    """`request_drain` starts the shutdown of the whole process."""
+
+    def __init__(self, gateway: Gateway, request_drain: Callable[[], None]) -> None:
+        self._gateway = gateway
+        self._request_drain = request_drain
+
+    async def OpenEpisode(
+        self, request: pb.OpenEpisodeRequest, context: Context
+    ) -> AsyncIterator[pb.OpenEpisodeResponse]:
+        gateway = self._gateway
+        with _refusals():
+            session = gateway.open(codec.decode_open(request, gateway.config))
+            async for state in gateway.watch(session):
+                response = pb.OpenEpisodeResponse(
+                    state=codec.STATES[state], episode_id=session.episode.episode_id
+                )
+                if state is State.READY:
+                    response.ready.CopyFrom(self._ready(session))
+                elif state is State.FAILED:
+                    response.detail = session.failure or ""
+                yield response
+
+    async def CallTool(self, request: pb.CallToolRequest, context: Context) -> pb.CallToolResponse:
+        timeout_s = self._gateway.config.call_timeout_s
+        if request.HasField("deadline"):
+            timeout_s = min(timeout_s, rpc.seconds(request.deadline))
+        with _refusals():
+            session = self._gateway.session(request.episode_id)
+            answer, replayed = await self._gateway.call(
+                session, request.call_seq, request.name, request.arguments_json, timeout_s
+            )
+        return codec.encode_answer(answer, replayed=replayed)
+
+    async def Grade(
+        self, request_iterator: AsyncIterator[pb.GradeRequest], context: Context
+    ) -> pb.GradeResponse:
+        header, transcript = await self._read_grade(request_iterator)
+        timeout_s = self._gateway.config.max_budget_s
+        if header.HasField("deadline"):
+            timeout_s = rpc.seconds(header.deadline)
+        answer = header.final_answer if header.HasField("final_answer") else None
+        with _refusals():
+            session = self._gateway.session(header.episode_id)
+            grade = await self._gateway.grade(session, answer, transcript, timeout_s)
+        return codec.encode_grade(grade)
+
+    async def RenewEpisodes(
+        self, request: pb.RenewEpisodesRequest, context: Context
+    ) -> pb.RenewEpisodesResponse:
+        lost = self._gateway.renew(request.worker_id, list(request.episode_ids))
+        return pb.RenewEpisodesResponse(lost_episode_ids=lost)
+
+    async def CloseEpisode(
+        self, request: pb.CloseEpisodeRequest, context: Context
+    ) -> pb.CloseEpisodeResponse:
+        self._gateway.close(request.episode_id)
+        return pb.CloseEpisodeResponse()
+
+    async def FetchMedia(
+        self, request: pb.FetchMediaRequest, context: Context
+    ) -> AsyncIterator[pb.FetchMediaResponse]:
+        with _refusals():
+            session = self._gateway.session(request.episode_id)
+        media = session.media.get(request.sha256)
+        if media is None:
+            message = f"episode {request.episode_id} keeps no bytes under {request.sha256.hex()}"
+            raise ServiceError(grpc.StatusCode.NOT_FOUND, "MEDIA_LOST", message, domain=_DOMAIN)
+        for start in range(0, len(media.data), _CHUNK_BYTES):
+            yield pb.FetchMediaResponse(chunk=media.data[start : start + _CHUNK_BYTES])
+
+    async def WatchCapacity(
+        self, request: pb.WatchCapacityRequest, context: Context
+    ) -> AsyncIterator[pb.WatchCapacityResponse]:
+        gateway = self._gateway
+        loop = asyncio.get_running_loop()
+        until = loop.time() + gateway.config.watch_age_s
+        last: pb.WatchCapacityResponse | None = None
+        while loop.time() < until:
+            current = pb.WatchCapacityResponse(
+                open_episodes=gateway.admission.held,
+                limit=0 if gateway.draining else gateway.admission.max_episodes,
+                queued=gateway.admission.waiting,
+            )
+            if current != last:
+                last = current
+                yield current
+                await asyncio.sleep(_WATCH_PERIOD_S)
+                continue
+            try:
+                async with asyncio.timeout_at(until):
+                    await gateway.capacity_changed.wait()
+            except TimeoutError:
+                return
+
+    async def GetStatus(
+        self, request: pb.GetStatusRequest, context: Context
+    ) -> pb.GetStatusResponse:
+        gateway = self._gateway
+        episodes = gateway.book.counts()
+        counts = gateway.counts
+        env_keys = {*episodes, *counts.calls, *counts.grades, *counts.no_grades}
+        return pb.GetStatusResponse(
+            phase="draining" if gateway.draining else "serving",
+            environments=[
+                pb.EnvironmentStatus(
+                    env_key=env_key,
+                    backend=gateway.config.backend_of(env_key),
+                    episodes=episodes.get(env_key, {}),
+                    limit=gateway.admission.limit(env_key),
+                    calls=counts.calls[env_key],
+                    call_errors=counts.call_errors[env_key],
+                    grades=counts.grades[env_key],
+                    no_grades=counts.no_grades[env_key],
+                )
+                for env_key in sorted(env_keys)
+            ],
+            instances_created=gateway.opener.created,
+            instances_closed=gateway.closer.closed,
+        )
+
+    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
+        self._gateway.draining = True
+        self._request_drain()
+        return pb.DrainResponse(open_episodes=len(self._gateway.book))
+
+    def _ready(self, session: Session) -> pb.EpisodeReady:
+        remaining_s = session.episode.ends_at - asyncio.get_running_loop().time()
+        lease_ttl_s = self._gateway.config.lease_ttl_s
+        return codec.encode_ready(session, lease_ttl_s=lease_ttl_s, remaining_s=remaining_s)
+
+    async def _read_grade(
+        self, requests: AsyncIterator[pb.GradeRequest]
+    ) -> tuple[pb.GradeHeader, str | None]:
+        header: pb.GradeHeader | None = None
+        transcript = bytearray()
+        limit = self._gateway.config.limits.transcript_bytes
+        async for request in requests:
+            if (header is None) != request.HasField("header"):
+                raise _bad_grade("a grade is one header, then transcript chunks")
+            if header is None:
+                header = request.header
+            transcript += request.transcript_chunk
+            if len(transcript) > limit:
+                raise _bad_grade(
+                    f"the transcript exceeds {limit} bytes; send less, or raise "
+                    "env_gateway.limits.transcript_bytes"
+                )
+        if header is None:
+            raise _bad_grade("a grade needs a header that names the episode")
+        return header, transcript.decode("utf-8", "replace") if transcript else None
+
+
+@contextmanager
+def _refusals() -> Generator[None]:
+    """Turn the core's refusals into the contract's errors."""
+    try:
+        yield
+    except tuple(_STATUS) as error:
+        code, reason = _STATUS[type(error)]
+        delay_s = _QUEUE_RETRY_S if isinstance(error, QueueFullError) else None
+        raise ServiceError(
+            code, reason, str(error), domain=_DOMAIN, retry_delay_s=delay_s
+        ) from error
+
+
+def _bad_grade(message: str) -> ServiceError:
+    return ServiceError(grpc.StatusCode.INVALID_ARGUMENT, "BAD_TASK", message, domain=_DOMAIN)

@@ -1,0 +1,140 @@
+"""Tasks in Fleet's JSON, in either of its two vocabularies."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, cast
+
+_ALIASES = {
+    "key": "task_key",
+    "env_id": "env_key",
+    "version": "env_version",
+    "data_id": "data_key",
+    "verifier_func": "verifier_code",
+}
+_ENV_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_CURRENT_DATE = "CURRENT_DATE"
+
+
+class TaskError(ValueError):
+    """The JSON is no task; the message names the field and what it should be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """`verifier` is Python source. `current_date` is empty when the environment has no clock."""
+
+    key: str
+    prompt: str
+    env_key: str
+    env_version: str = ""
+    data_key: str = ""
+    data_version: str = ""
+    verifier: str | None = None
+    current_date: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
+    raw_variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+def parse_task(text: str) -> Task:
+    fields = load_object(text, "the task")
+    raw_variables = _raw_variables(fields.get("env_variables"))
+    variables = {name: _as_text(value) for name, value in raw_variables.items()}
+    current_date = _iso_date(variables.pop(_CURRENT_DATE, ""))
+    env_key = _text(fields, "env_id", required=True)
+    if not _ENV_KEY.fullmatch(env_key):
+        raise TaskError(f"env_id {env_key!r} must be letters, digits, '.', '_' or '-'")
+    task = Task(
+        key=_text(fields, "key", required=True),
+        prompt=_text(fields, "prompt", required=True),
+        env_key=env_key,
+        env_version=_text(fields, "version"),
+        data_key=_text(fields, "data_id"),
+        data_version=_text(fields, "data_version"),
+        verifier=_text(fields, "verifier_func") or None,
+        current_date=current_date,
+        variables=variables,
+        raw_variables=raw_variables,
+    )
+    _refuse_surrogates(task)
+    return task
+
+
+def load_object(text: str, what: str) -> dict[str, Any]:
+    """Parse a JSON object strictly: no repeated keys, no NaN or Infinity. Raises TaskError."""
+    try:
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise TaskError(f"{what} is nested too deeply") from None
+    except ValueError as error:
+        raise TaskError(f"{what} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise TaskError(f"{what} is a JSON {type(value).__name__}, not an object")
+    return cast("dict[str, Any]", value)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {repeated[:100]!r} is repeated")
+    return result
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _text(fields: Mapping[str, Any], name: str, *, required: bool = False) -> str:
+    alias = _ALIASES.get(name)
+    value = fields.get(name)
+    other = fields.get(alias) if alias else None
+    if value is not None and other is not None and value != other:
+        raise TaskError(f"{name} and {alias} are the same field with two values")
+    value = other if value is None else value
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if value is not None and not isinstance(value, str):
+        raise TaskError(f"{name} must be a string, not {type(value).__name__}")
+    if required and not value:
+        names = f"{name} (or {alias})" if alias else name
+        raise TaskError(f"{names} is missing or empty")
+    return value or ""
+
+
+def _raw_variables(value: Any) -> dict[str, Any]:
+    if value is None or value == "":
+        return {}
+    if isinstance(value, str):
+        return load_object(value, "env_variables")
+    if not isinstance(value, dict):
+        kind = type(value).__name__
+        raise TaskError(f"env_variables must be an object or its JSON, not {kind}")
+    return cast("dict[str, Any]", value)
+
+
+def _as_text(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _iso_date(value: str) -> str:
+    try:
+        return datetime.fromisoformat(value).date().isoformat() if value else ""
+    except ValueError:
+        return value
+
+
+def _refuse_surrogates(task: Task) -> None:
+    names = ("key", "prompt", "env_version", "data_key", "data_version", "verifier", "current_date")
+    texts = [(name, getattr(task, name) or "") for name in names]
+    texts += [("env_variables", text) for pair in task.variables.items() for text in pair]
+    for name, text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise TaskError(f"{name} holds a lone surrogate, which is not text") from None

@@ -1,0 +1,281 @@
+"""EpisodeService with a real client over a real socket, on fake environments."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from flotilla.env_gateway.v1 import episode_service_pb2 as pb
+from flotilla.env_gateway.v1 import episode_service_pb2_grpc
+from services.common import rpc
+from services.common.errors import ServiceError
+from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
+from services.env_gateway.gateway import Gateway
+from services.env_gateway.ports import CallResult, Execution, Media, Text
+from services.env_gateway.service import EpisodeService
+from tests.env_gateway.support import running, task_json
+
+TOKEN = "contract-token"
+
+
+class Client:
+    """The stub, and the messages that these tests send."""
+
+    def __init__(self, channel: grpc.aio.Channel, gateway: Gateway, drained: asyncio.Event) -> None:
+        self.stub: Any = episode_service_pb2_grpc.EpisodeServiceStub(channel)
+        self.gateway = gateway
+        self.drained = drained
+
+    async def open(self, attempt: int = 0, **changes: Any) -> list[pb.OpenEpisodeResponse]:
+        fields: dict[str, Any] = {
+            "request_id": f"request-{attempt}",
+            "run_id": "run",
+            "group_id": "group",
+            "attempt_index": attempt,
+            "opening": 1,
+            "task_json": task_json(),
+            "worker_id": "rollout-0",
+        }
+        request = pb.OpenEpisodeRequest(**(fields | changes))
+        return [response async for response in self.stub.OpenEpisode(request)]
+
+    async def call(
+        self, episode_id: str, seq: int, name: str = "add", arguments: str = "{}"
+    ) -> pb.CallToolResponse:
+        return await self.stub.CallTool(
+            pb.CallToolRequest(
+                episode_id=episode_id,
+                call_seq=seq,
+                name=name,
+                arguments_json=arguments,
+                deadline=rpc.duration(5.0),
+            )
+        )
+
+    async def grade(self, episode_id: str, *chunks: bytes) -> pb.GradeResponse:
+        async def requests() -> AsyncIterator[pb.GradeRequest]:
+            header = pb.GradeHeader(episode_id=episode_id, deadline=rpc.duration(5.0))
+            yield pb.GradeRequest(header=header)
+            for chunk in chunks:
+                yield pb.GradeRequest(transcript_chunk=chunk)
+
+        return await self.stub.Grade(requests())
+
+
+@asynccontextmanager
+async def serving(
+    backend: FakeBackend, grader: FakeGrader | None = None, **changes: Any
+) -> AsyncGenerator[Client]:
+    drained = asyncio.Event()
+    async with running(backend, grader, **changes) as gateway:
+        server = rpc.server(token=TOKEN)
+        service = EpisodeService(gateway, drained.set)
+        episode_service_pb2_grpc.add_EpisodeServiceServicer_to_server(service, server)
+        async with (
+            rpc.serving(server, "127.0.0.1:0", grace_s=0.1) as at,
+            rpc.channel(at.address, token=TOKEN) as channel,
+        ):
+            yield Client(channel, gateway, drained)
+
+
+@asynccontextmanager
+async def refused(code: grpc.StatusCode, reason: str) -> AsyncGenerator[list[ServiceError]]:
+    """The call in the block is refused so; the error is in the list afterwards."""
+    errors: list[ServiceError] = []
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        yield errors
+    error = rpc.service_error(caught.value)
+    assert error is not None, caught.value
+    assert (error.code, error.reason) == (code, reason)
+    errors.append(error)
+
+
+async def test_an_episode_opens_calls_grades_and_closes() -> None:
+    backend = FakeBackend()
+    async with serving(backend) as client:
+        states = await client.open()
+        ready = states[-1].ready
+        episode_id = states[0].episode_id
+
+        assert [s.state for s in states][-1] == pb.EPISODE_STATE_READY
+        assert [tool.name for tool in ready.tools] == ["look", "add"]
+        assert ready.facts.prompt == "Count to one."
+        assert ready.facts.current_date == "2026-02-14"
+        assert dict(ready.facts.variables) == {"LOGGED_IN_USER": "Ada"}
+
+        answer = await client.call(episode_id, 0)
+        assert answer.outcome == pb.TOOL_OUTCOME_OK
+        assert answer.parts[0].text == "1"
+
+        grade = await client.grade(episode_id)
+        assert grade.WhichOneof("grade") == "reward"
+        assert grade.reward == 1.0
+
+        await client.stub.CloseEpisode(pb.CloseEpisodeRequest(episode_id=episode_id))
+        await client.stub.CloseEpisode(pb.CloseEpisodeRequest(episode_id=episode_id))
+    assert backend.running == {}
+
+
+async def test_a_repeated_call_is_answered_from_store_and_executed_once() -> None:
+    backend = FakeBackend()
+    async with serving(backend) as client:
+        episode_id = (await client.open())[0].episode_id
+        first = await client.call(episode_id, 0)
+        again = await client.call(episode_id, 0)
+
+        assert (first.replayed, again.replayed) == (False, True)
+        assert first.parts == again.parts
+        (instance,) = backend.running.values()
+        assert instance.executed["add"] == 1
+
+
+async def test_a_call_out_of_order_is_refused() -> None:
+    async with serving(FakeBackend()) as client:
+        episode_id = (await client.open())[0].episode_id
+        async with refused(grpc.StatusCode.FAILED_PRECONDITION, "CALL_SEQ"):
+            await client.call(episode_id, 1)
+
+
+async def test_a_task_that_is_none_is_refused_with_the_field_in_the_message() -> None:
+    async with serving(FakeBackend()) as client:
+        async with refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_TASK") as errors:
+            await client.open(task_json='{"key": "t", "prompt": "p"}')
+        assert "env_id (or env_key) is missing" in errors[0].message
+
+
+async def test_an_environment_that_no_backend_serves_is_refused() -> None:
+    async with serving(FakeBackend()) as client:
+        async with refused(grpc.StatusCode.INVALID_ARGUMENT, "UNKNOWN_ENVIRONMENT"):
+            await client.open(task_json=task_json(env_id="elsewhere"))
+
+
+async def test_opening_more_than_the_limit_is_refused_for_good() -> None:
+    async with serving(FakeBackend(), limits={"max_episodes": 2}) as client:
+        async with refused(grpc.StatusCode.FAILED_PRECONDITION, "OVER_LIMIT") as errors:
+            await client.open(opening=3)
+        assert "env_gateway.limits.max_episodes" in errors[0].message
+
+
+async def test_a_full_queue_says_when_to_come_again() -> None:
+    limits = {"max_episodes": 1, "max_waiting": 1}
+    async with serving(FakeBackend(), limits=limits) as client:
+        await client.open(0)
+        waiting = asyncio.create_task(client.open(1))
+        while client.gateway.admission.waiting == 0:
+            await asyncio.sleep(0.01)
+        async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL") as errors:
+            await client.open(2)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        assert errors[0].retry_delay_s == 1.0
+
+
+async def test_an_unknown_episode_is_lost() -> None:
+    async with serving(FakeBackend()) as client:
+        async with refused(grpc.StatusCode.NOT_FOUND, "EPISODE_LOST"):
+            await client.call("nowhere", 0)
+        async with refused(grpc.StatusCode.NOT_FOUND, "EPISODE_LOST"):
+            await client.grade("nowhere")
+        lost = await client.stub.RenewEpisodes(
+            pb.RenewEpisodesRequest(worker_id="rollout-0", episode_ids=["nowhere"])
+        )
+        assert list(lost.lost_episode_ids) == ["nowhere"]
+
+
+async def test_cancelling_an_open_gives_the_environment_back() -> None:
+    backend = FakeBackend()
+    backend.delays["list_tools"] = 5.0
+    async with serving(backend) as client:
+        opening = asyncio.create_task(client.open())
+        while not backend.running:
+            await asyncio.sleep(0.01)
+        opening.cancel()
+        await asyncio.wait({opening})
+        backend.delays.clear()
+        while len(client.gateway.book):
+            await asyncio.sleep(0.01)
+    assert backend.running == {}
+
+
+async def test_a_large_part_is_fetched_by_its_hash() -> None:
+    image = Media(b"\x89PNG" + bytes(3 * 2**20), "image/png", b"h" * 32, 3 * 2**20 + 4, 640, 480)
+    backend = FakeBackend()
+
+    async def hook(name: str, arguments: object) -> CallResult:
+        return CallResult((Text("shot"), image))
+
+    backend.hook = hook
+    async with serving(backend) as client:
+        episode_id = (await client.open())[0].episode_id
+        answer = await client.call(episode_id, 0)
+        media = answer.parts[1].media
+        assert (media.data, media.size_bytes, media.width) == (b"", image.size, 640)
+
+        request = pb.FetchMediaRequest(episode_id=episode_id, sha256=media.sha256)
+        chunks = [r.chunk async for r in client.stub.FetchMedia(request)]
+        assert b"".join(chunks) == image.data
+        assert max(map(len, chunks)) <= 2**20
+
+        async with refused(grpc.StatusCode.NOT_FOUND, "MEDIA_LOST"):
+            unknown = pb.FetchMediaRequest(episode_id=episode_id, sha256=b"?")
+            async for _ in client.stub.FetchMedia(unknown):
+                pytest.fail("there are no such bytes")
+
+
+async def test_a_verifier_that_could_not_run_is_no_grade_and_a_later_grade_stands() -> None:
+    grader = FakeGrader()
+    grader.executions.append(Execution(error="KeyError: 'x'", stdout="half way"))
+    async with serving(FakeBackend(), grader) as client:
+        episode_id = (await client.open())[0].episode_id
+        failed = await client.grade(episode_id)
+        assert failed.no_grade.reason == pb.NO_GRADE_REASON_EXECUTION_FAILED
+        assert failed.stdout == "half way"
+        assert (await client.grade(episode_id)).reward == 1.0
+        grader.executions.append(Execution(result=0))
+        assert (await client.grade(episode_id)).reward == 1.0
+
+
+async def test_a_grade_without_its_header_first_is_refused() -> None:
+    async def requests() -> AsyncIterator[pb.GradeRequest]:
+        yield pb.GradeRequest(transcript_chunk=b"{}")
+
+    async with serving(FakeBackend()) as client:
+        async with refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_TASK"):
+            await client.stub.Grade(requests())
+
+
+async def test_capacity_is_told_at_once_and_after_each_change() -> None:
+    async with serving(FakeBackend(), limits={"max_episodes": 3}) as client:
+        watch = client.stub.WatchCapacity(pb.WatchCapacityRequest())
+        first = await watch.read()
+        await client.open()
+        second = await watch.read()
+        watch.cancel()
+        assert (first.open_episodes, first.limit) == (0, 3)
+        assert second.open_episodes == 1
+
+
+async def test_status_counts_by_environment() -> None:
+    async with serving(FakeBackend()) as client:
+        episode_id = (await client.open())[0].episode_id
+        await client.call(episode_id, 0)
+        await client.grade(episode_id)
+        status = await client.stub.GetStatus(pb.GetStatusRequest())
+        (environment,) = status.environments
+        assert status.phase == "serving"
+        assert (environment.calls, environment.grades) == (1, 1)
+        assert dict(environment.episodes) == {"ready": 1}
+        assert status.instances_created == 1
+
+
+async def test_a_draining_gateway_opens_nothing_and_asks_its_process_to_end() -> None:
+    async with serving(FakeBackend()) as client:
+        await client.open(0)
+        drain = await client.stub.Drain(pb.DrainRequest())
+        assert drain.open_episodes == 1
+        assert client.drained.is_set()
+        async with refused(grpc.StatusCode.UNAVAILABLE, "DRAINING"):
+            await client.open(1)

@@ -1,0 +1,89 @@
+"""A gateway with fake environments, as tests need it."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
+from services.env_gateway.config import EnvGatewayConfig
+from services.env_gateway.episodes import OpenSpec, State
+from services.env_gateway.gateway import Gateway
+from services.env_gateway.journal import Journal
+from services.env_gateway.session import Session
+from services.env_gateway.tasks import parse_task
+from services.env_gateway.verdicts import VerifierRunner
+
+VERIFIER = "def verify(env, final_answer=None):\n    return 1\n"
+
+
+def task_json(**changes: Any) -> str:
+    task = {
+        "key": "task-1",
+        "prompt": "Count to one.",
+        "env_id": "fake",
+        "verifier_func": VERIFIER,
+        "env_variables": {"CURRENT_DATE": "2026-02-14", "LOGGED_IN_USER": "Ada"},
+    }
+    return json.dumps(task | changes)
+
+
+def open_spec(attempt: int = 0, *, task: str | None = None, **changes: Any) -> OpenSpec:
+    fields: dict[str, Any] = {
+        "request_id": f"request-{attempt}-{changes.get('try_index', 0)}",
+        "run_id": "run",
+        "group_id": "group",
+        "attempt_index": attempt,
+        "try_index": 0,
+        "opening": 1,
+        "worker_id": "rollout-0",
+        "task": parse_task(task or task_json()),
+        "budget_s": 60.0,
+    }
+    return OpenSpec(**(fields | changes))
+
+
+def config(**changes: Any) -> EnvGatewayConfig:
+    """Verifiers are fakes, so that all of them may run."""
+    values: dict[str, Any] = {
+        "verifiers": {"unsafe_local_verifiers": True},
+        "retry": {"base_s": 0.001, "cap_s": 0.01},
+    }
+    return EnvGatewayConfig.model_validate(values | changes)
+
+
+@asynccontextmanager
+async def running(
+    backend: FakeBackend,
+    grader: FakeGrader | None = None,
+    *,
+    journal: Path | None = None,
+    incarnation: str = "gw",
+    **changes: Any,
+) -> AsyncGenerator[Gateway]:
+    """A gateway over fakes; its leases expire as configured, and it drains at the end."""
+    settings = config(**changes)
+    verifiers = VerifierRunner(settings.verifiers, grader or FakeGrader(), frozenset())
+    book = Journal(journal)
+    gateway = Gateway(
+        settings, {settings.backend: backend}, verifiers, book, incarnation=incarnation
+    )
+    loop = asyncio.create_task(gateway.run())
+    try:
+        yield gateway
+    finally:
+        loop.cancel()
+        with suppress(asyncio.CancelledError):
+            await loop
+        await gateway.drain(0.0)
+        book.close()
+
+
+async def opened(gateway: Gateway, spec: OpenSpec | None = None) -> Session:
+    """Open an episode and wait until it is ready."""
+    session = gateway.open(spec or open_spec())
+    states = [state async for state in gateway.watch(session)]
+    assert states[-1] is State.READY, session.failure
+    return session
