@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from environments.scenario import APPS, Scenario, scenario
-from environments.state import Rows, build_seed, run_query
+from environments.state import Rows, build_seed, open_database, run_query
 from environments.toolkit import ToolError, ToolSpec
 
 __all__ = [
@@ -79,9 +79,7 @@ class Instance:
             raise ValueError(f"no database {name!r}: use 'seed' or 'current'")
         database = self._databases.get(name)
         if database is None:
-            database = sqlite3.connect(":memory:", check_same_thread=False)
-            database.deserialize(self._seed)
-            self._databases[name] = database
+            database = self._databases[name] = open_database(self._seed)
         return database
 
 

@@ -9,6 +9,8 @@ from environments.app import Scenario
 
 FACTS_SCHEMA = "create table task_facts(name text primary key, value text not null);"
 MAX_QUERY_STEPS = 5_000_000  # virtual machine instructions, about a tenth of a second
+MAX_QUERY_ROWS = 100_000
+MAX_VALUE_BYTES = 16 * 2**20
 _STEPS_PER_CHECK = 10_000
 
 _READS = {
@@ -58,10 +60,19 @@ def build_seed(schema: str, of: Scenario) -> bytes:
         db.close()
 
 
+def open_database(content: bytes) -> sqlite3.Connection:
+    """A private in-memory copy of a SQLite file."""
+    db = sqlite3.connect(":memory:", check_same_thread=False)
+    db.deserialize(content)
+    db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
+    return db
+
+
 def run_query(db: sqlite3.Connection, sql: str, args: Sequence[Any], *, read_only: bool) -> Rows:
     """Run one statement that may only read, or read and write rows: no files, no schema changes.
 
-    Raises `sqlite3.Error`, also for a statement that needs more than `MAX_QUERY_STEPS`.
+    Raises `sqlite3.Error` for whatever is wrong with it, also for one that needs more than
+    `MAX_QUERY_STEPS` or returns more than `MAX_QUERY_ROWS`.
     """
     allowed = _READS if read_only else _READS | _WRITES
 
@@ -81,6 +92,9 @@ def run_query(db: sqlite3.Connection, sql: str, args: Sequence[Any], *, read_onl
     try:
         with db:
             return _rows(db.execute(sql, args))
+    except (sqlite3.Warning, OverflowError, ValueError) as error:
+        # Two statements in one, a number beyond 64 bits, text that is not Unicode.
+        raise sqlite3.ProgrammingError(str(error)) from error
     finally:
         db.set_authorizer(None)
         db.set_progress_handler(None, 0)
@@ -89,4 +103,7 @@ def run_query(db: sqlite3.Connection, sql: str, args: Sequence[Any], *, read_onl
 def _rows(cursor: sqlite3.Cursor) -> Rows:
     if cursor.description is None:
         return Rows([], [], cursor.rowcount, cursor.lastrowid)
-    return Rows([column[0] for column in cursor.description], cursor.fetchall())
+    rows = cursor.fetchmany(MAX_QUERY_ROWS + 1)
+    if len(rows) > MAX_QUERY_ROWS:
+        raise sqlite3.DataError(f"more than {MAX_QUERY_ROWS} rows: add a limit")
+    return Rows([column[0] for column in cursor.description], rows)

@@ -53,8 +53,15 @@ class Tool:
             raise ToolError(f"unknown argument: {', '.join(unknown)}")
         for name, wanted in self.types.items():
             # `type is` and not isinstance: True is an int in Python, but not in JSON.
-            if type(arguments[name]) is not wanted:
+            if type(arguments[name]) is not wanted or not _storable(arguments[name]):
                 raise ToolError(f"{name} must be {_NOUNS[wanted]}")
+
+
+def _storable(value: str | int) -> bool:
+    """JSON also has integers beyond 64 bits and text with lone surrogates; SQLite has neither."""
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**63
+    return not any(0xD800 <= ord(character) < 0xE000 for character in value)
 
 
 def tool(

@@ -15,43 +15,48 @@ Pool = Literal["train", "novel", "all"]
 NOVEL_FRACTION = 0.15
 HELDOUT_FRACTION = 0.10
 
-FIRST = """
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+FIRST = _words("""
 Ann Bob Carl Dana Eve Finn Gina Hugo Iris Jack Kate Leo Mia Noah Olga Paul Quinn Rosa Sam Tina Uma
 Vera Walt Xena Yuri Zoe Adam Beth Cora Dirk Ella Fred Gwen Hans Ines Jill Kurt Lena Marc Nina Otto
 Pia Rolf Sara Theo Ursula Victor Wendy Alan Bella Chris Doris Emil Fay Glen Hilda Igor June Karl
 Lara Mona Nora Oscar Petra Ralf Silvia Tom Ulf Vince Wilma Amos Bruno Clara David Edith Felix Greta
 Harry Ida Jonas Kim Luis Martha Nils Olive Pedro Rita Simon Tara Umberto Viola Will Agnes Boris
 Celia Diego Elsa Frank Grace Henry Irene Jorge Klara Laura Max Naomi
-""".split()
-CITY = """
+""")
+CITY = _words("""
 Paris Rome Berlin Madrid Lisbon Vienna Prague Oslo Dublin Athens Warsaw Zurich Geneva Milan Naples
 Turin Porto Seville Munich Hamburg Cologne Lyon Nice Bern Basel Ghent Bruges Riga Vilnius Tallinn
 Helsinki Bergen Malmo Gdansk Krakow Brno Graz Linz Split Zagreb Sofia Varna Tokyo Kyoto Osaka Seoul
 Delhi Mumbai Cairo Tunis Lagos Accra Lima Quito Bogota Boston Denver Austin Dallas Miami
-""".split()
-HOTEL = """
+""")
+HOTEL = _words("""
 Grand Plaza Royal Central Astoria Bristol Savoy Ritz Metro Park Garden Palace Crown Star Sun Moon
 River Lake Harbor Forest Alpine Summit Valley Sunset Sunrise Pearl Coral Amber Ruby Emerald Silver
 Golden Diamond Crystal Marble Ivory Maple Cedar Willow Aspen Falcon Eagle Swan Heron Phoenix Dragon
 Lion Tiger Atlas Orion Apollo Luna Nova Vega Polaris Horizon Panorama Belvedere Bellevue Excelsior
-""".split()
-REPO = """
+""")
+REPO = _words("""
 core web api docs mobile infra search billing auth payments gateway scheduler parser compiler
 runtime kernel editor viewer backend frontend toolkit engine pipeline storage cache proxy router
 monitor logger metrics tracer notifier importer exporter indexer crawler renderer launcher updater
 installer
-""".split()
-LABEL = """
+""")
+LABEL = _words("""
 crash typo leak timeout deadlock regression overflow flicker latency freeze layout font login
 logout upload download sync backup restore migration encoding locale theme shortcut tooltip scroll
 zoom print
-""".split()
-ITEM = """
+""")
+ITEM = _words("""
 apple banana cherry lemon mango melon olive onion peach pepper plum potato pumpkin radish tomato
 walnut almond bread butter cheese coffee cookie cracker honey juice milk mustard noodle pasta rice
 salt sugar syrup tea vinegar yogurt candle carpet chair clock curtain desk drawer fork kettle knife
 lamp mirror mug pan pillow plate shelf sofa spoon stool table towel vase
-""".split()
+""")
 
 
 def split_pool(words: list[str], fraction: float = NOVEL_FRACTION) -> tuple[list[str], list[str]]:

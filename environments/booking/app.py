@@ -76,11 +76,11 @@ def _draw(names: Names, kind: str, rng: random.Random) -> Draw:
     if kind == "cancel":
         cities[-1] = city
     prices = rng.sample(range(10, 100), 2 * _ROWS)
-    hotels = [
+    hotels: list[Row] = [
         {"id": ids.pop(), "name": name, "city": where, "price": price}
         for name, where, price in zip(names.some("hotel", 2 * _ROWS), cities, prices, strict=True)
     ]
-    bookings = [
+    bookings: list[Row] = [
         {"id": ids.pop(), "guest": guest, "city": hotel["city"], "hotel_id": hotel["id"]}
         for hotel in hotels[_ROWS:]
     ]

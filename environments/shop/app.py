@@ -60,8 +60,10 @@ def _draw(names: Names, kind: str, rng: random.Random) -> Draw:
     ids = names.ids(2 * _ROWS)
     people = [name, *names.some("first", _ROWS - 1, avoid=name)]
     things = [item, *names.some("item", _ROWS - 1, avoid=item)]
-    customers = [{"id": ids.pop(), "name": person} for person in people]
-    items = [{"id": ids.pop(), "item": thing, "price": rng.randint(10, 99)} for thing in things]
+    customers: list[Row] = [{"id": ids.pop(), "name": person} for person in people]
+    items: list[Row] = [
+        {"id": ids.pop(), "item": thing, "price": rng.randint(10, 99)} for thing in things
+    ]
     return Draw(
         slots={"name": name, "item": item, "n": rng.randint(2, 9)},
         targets={"customer_id": customers[0]["id"], "item_id": items[0]["id"]},

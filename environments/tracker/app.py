@@ -53,7 +53,7 @@ def assign_issue(
 def _draw(names: Names, kind: str, rng: random.Random) -> Draw:
     repo, label = names.pair("repo", "label")
     labels = [label, *names.some("label", _ROWS - 1, avoid=label)]
-    issues = [
+    issues: list[Row] = [
         {"id": issue_id, "repo": repo, "label": name, "status": "open", "assignee": ""}
         for issue_id, name in zip(names.ids(_ROWS), labels, strict=True)
     ]

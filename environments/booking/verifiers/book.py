@@ -1,0 +1,42 @@
+# pyright: basic
+def validate_task(env, final_answer=None) -> int:
+    """Passes when the booking that was asked for is the only change."""
+    errors, successes = [], []
+    env.instance.load()
+    seed, current = env.db("seed"), env.db("current")
+    facts = {row["name"]: row["value"] for row in seed.table("task_facts").all()}
+    expected = {
+        "guest": facts["guest"],
+        "city": facts["city"],
+        "hotel_id": int(facts["hotel_id"]),
+    }
+    before = {row["id"] for row in seed.table("bookings").select("id").all()}
+    added = [row for row in current.table("bookings").all() if row["id"] not in before]
+    if len(added) == 1:
+        successes.append("[C] one booking was made")
+    else:
+        errors.append(f"[X] {len(added)} bookings were made, expected 1")
+    for row in added:
+        for field, value in expected.items():
+            if row[field] == value:
+                successes.append(f"[C] {field} is {value}")
+            else:
+                errors.append(f"[X] {field} is {row[field]}, expected {value}")
+    changes = [
+        {
+            "table": "bookings",
+            "pk": row["id"],
+            "type": "insert",
+            "fields": [("id", row["id"]), *expected.items()],
+        }
+        for row in added
+    ]
+    try:
+        seed.diff(current).expect_only_v2(changes)
+        if successes:
+            successes.append("[C] nothing else changed")
+    except AssertionError as error:
+        errors.append(f"[X] unexpected changes: {str(error)[:300]}")
+    print(f">>> ERROR_ACCUMULATOR >>>\n{errors}\n<<< ERROR_ACCUMULATOR <<<")
+    print(f">>> SUCCESS_ACCUMULATOR >>>\n{successes}\n<<< SUCCESS_ACCUMULATOR <<<")
+    return 0 if errors else 1

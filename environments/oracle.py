@@ -1,0 +1,72 @@
+"""Two policies that bound what is learnable: a script that solves every task, and a random one."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from environments.api import ToolError, ToolSpec
+from environments.app import Call
+from environments.scenario import APPS, Scenario, scenario
+from environments.words import LISTS
+
+_NAMES = frozenset(word for words in LISTS.values() for word in words)
+
+CallTool = Callable[[str, dict[str, Any]], Any]  # raises ToolError for a refusal
+
+
+def plan(task: Mapping[str, Any] | Scenario) -> list[Call]:
+    """The calls that solve a task, with ids known from its seed."""
+    of = task if isinstance(task, Scenario) else scenario(task["env_id"], task["data_id"])
+    return APPS[of.env_key].kinds[of.kind].plan(of)
+
+
+def solve(task: Mapping[str, Any] | Scenario, call: CallTool) -> None:
+    """Solve a task as a good policy would: every id it writes with has been read from a result.
+
+    Raises `LookupError` when a look-up did not show an id that the plan needs.
+    """
+    seen: set[int] = set()
+    for name, arguments in plan(task):
+        for argument, value in arguments.items():
+            if argument.endswith("_id") and value not in seen:
+                raise LookupError(f"{name} needs {argument} {value}, which no result has shown")
+        seen.update(ids_in(call(name, arguments)))
+
+
+def ids_in(result: Any) -> list[int]:
+    """The ids that a tool result shows."""
+    return [row["id"] for row in result if "id" in row] if isinstance(result, list) else []
+
+
+def play_randomly(
+    prompt: str, tools: Sequence[ToolSpec], call: CallTool, rng: random.Random, max_calls: int = 5
+) -> None:
+    """One to `max_calls` random calls, with names of the prompt and ids seen in results."""
+    words = [word.strip(".,") for word in prompt.split()]
+    words = [word for word in words if word in _NAMES or word.isdigit()]
+    ids: list[int] = []
+    for _ in range(rng.randint(1, max_calls)):
+        tool = rng.choice(tools)
+        arguments = {
+            name: _random_argument(name, schema, words, ids, rng)
+            for name, schema in tool.parameters["properties"].items()
+        }
+        try:
+            ids += ids_in(call(tool.name, arguments))
+        except ToolError:
+            continue
+
+
+def _random_argument(
+    name: str,
+    schema: Mapping[str, Any],
+    words: Sequence[str],
+    ids: Sequence[int],
+    rng: random.Random,
+) -> str | int:
+    if schema["type"] == "string":
+        return rng.choice([word for word in words if not word.isdigit()])
+    if name.endswith("_id"):
+        return rng.choice(ids) if ids else rng.randint(10, 99)
+    numbers = [int(word) for word in words if word.isdigit()]
+    return rng.choice(numbers) if numbers else rng.randint(1, 9)

@@ -1,0 +1,1 @@
+"""The environments over HTTP: Fleet's instance wire, and one MCP endpoint per instance."""

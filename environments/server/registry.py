@@ -1,0 +1,113 @@
+"""Which instances exist, and until when. Pure: the clock is an argument."""
+
+import uuid
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from environments.api import Instance, open_instance
+
+MAX_STOPPED = 1_000  # stopped instances remembered, to answer what became of one
+ENVIRONMENT_VERSION = "v1"
+
+
+class InstanceLimitError(Exception):
+    """As many instances run as may."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a client asks for; times in seconds."""
+
+    env_key: str
+    data_key: str
+    data_version: str
+    ttl: float
+    run_id: str | None = None
+    request_id: str | None = None
+    heartbeat_interval: float | None = None
+    env_variables: dict[str, Any] | None = None
+
+
+@dataclass
+class Record:
+    """An instance's life; `instance` is None once it stopped."""
+
+    wanted: Wanted
+    instance: Instance | None
+    expires_at: float  # monotonic seconds
+    heartbeat_at: float
+    instance_id: str = field(default_factory=lambda: f"i{uuid.uuid4().hex[:16]}")
+    created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    terminated_at: datetime | None = None
+    stop_reason: str | None = None
+
+    @property
+    def running(self) -> bool:
+        return self.instance is not None
+
+    def heartbeat_due(self) -> float:
+        """When the instance stops unless its client shows up; infinity without a switch."""
+        interval = self.wanted.heartbeat_interval
+        return self.heartbeat_at + interval if interval else float("inf")
+
+
+class Registry:
+    """Running instances and the latest `MAX_STOPPED` stopped ones."""
+
+    def __init__(self, max_running: int) -> None:
+        self.max_running = max_running
+        self._running: dict[str, Record] = {}
+        self._stopped: OrderedDict[str, Record] = OrderedDict()
+        self._by_request: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def create(self, wanted: Wanted, now: float) -> Record:
+        """Open an instance. Raises `InstanceLimitError`, or `ValueError` for unknown data."""
+        if len(self._running) >= self.max_running:
+            raise InstanceLimitError
+        instance = open_instance(wanted.env_key, wanted.data_key, wanted.data_version)
+        record = Record(wanted, instance, expires_at=now + wanted.ttl, heartbeat_at=now)
+        self._running[record.instance_id] = record
+        if wanted.request_id:
+            self._by_request[wanted.request_id] = record.instance_id
+        return record
+
+    def created_by(self, request_id: str | None) -> str | None:
+        """Id of the instance, still remembered, that a request has created."""
+        return self._by_request.get(request_id) if request_id else None
+
+    def get(self, instance_id: str) -> Record | None:
+        return self._running.get(instance_id) or self._stopped.get(instance_id)
+
+    def running(self) -> list[Record]:
+        return list(self._running.values())
+
+    def records(self) -> Iterable[Record]:
+        return [*self._stopped.values(), *self._running.values()]
+
+    def stop(self, record: Record, reason: str) -> None:
+        """Free an instance; a stopped one stays as it is."""
+        if record.instance is None:
+            return
+        record.instance.close()
+        record.instance = None
+        record.terminated_at = datetime.now(UTC)
+        record.stop_reason = reason
+        del self._running[record.instance_id]
+        self._stopped[record.instance_id] = record
+        if len(self._stopped) > MAX_STOPPED:
+            forgotten = self._stopped.popitem(last=False)[1]
+            if forgotten.wanted.request_id:
+                self._by_request.pop(forgotten.wanted.request_id, None)
+
+    def stop_expired(self, now: float) -> None:
+        for record in self.running():
+            if now >= record.expires_at:
+                self.stop(record, "ttl")
+            elif now >= record.heartbeat_due():
+                self.stop(record, "heartbeat")

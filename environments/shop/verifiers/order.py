@@ -1,0 +1,41 @@
+# pyright: basic
+def validate_task(env, final_answer=None) -> int:
+    """Passes when the order that was asked for is the only change."""
+    errors, successes = [], []
+    env.instance.load()
+    seed, current = env.db("seed"), env.db("current")
+    facts = {row["name"]: row["value"] for row in seed.table("task_facts").all()}
+    expected = {
+        "customer_id": int(facts["customer_id"]),
+        "item_id": int(facts["item_id"]),
+        "quantity": int(facts["n"]),
+    }
+    orders = current.table("orders").all()  # there are none in the seed
+    if len(orders) == 1:
+        successes.append("[C] one order was made")
+    else:
+        errors.append(f"[X] {len(orders)} orders were made, expected 1")
+    for row in orders:
+        for field, value in expected.items():
+            if row[field] == value:
+                successes.append(f"[C] {field} is {value}")
+            else:
+                errors.append(f"[X] {field} is {row[field]}, expected {value}")
+    changes = [
+        {
+            "table": "orders",
+            "pk": row["id"],
+            "type": "insert",
+            "fields": [("id", row["id"]), *expected.items()],
+        }
+        for row in orders
+    ]
+    try:
+        seed.diff(current).expect_only_v2(changes)
+        if successes:
+            successes.append("[C] nothing else changed")
+    except AssertionError as error:
+        errors.append(f"[X] unexpected changes: {str(error)[:300]}")
+    print(f">>> ERROR_ACCUMULATOR >>>\n{errors}\n<<< ERROR_ACCUMULATOR <<<")
+    print(f">>> SUCCESS_ACCUMULATOR >>>\n{successes}\n<<< SUCCESS_ACCUMULATOR <<<")
+    return 0 if errors else 1

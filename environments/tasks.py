@@ -1,0 +1,161 @@
+"""Task files in Fleet's JSON format, generated from data ids.
+
+    python -m environments.tasks --split train --count 1200 --out train.json
+
+A task file is {"tasks": [...]}. Two vocabularies of field names are in use for the same thing, the
+SDK's (`key`, `env_id`, `version`, `data_id`, `verifier_func`) and the data set's (`task_key`,
+`env_key`, `env_version`, `data_key`, `verifier_code`); both are read, the SDK's is written.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+from environments.scenario import APPS, SPLITS, Split, data_id, scenario
+
+VERSION = "v1"
+_ALIASES = {
+    "task_key": "key",
+    "env_key": "env_id",
+    "env_version": "version",
+    "data_key": "data_id",
+    "verifier_code": "verifier_func",
+}
+_REQUIRED = ("key", "prompt", "env_id")
+
+
+class TaskError(ValueError):
+    """A task or task file that cannot be used; the message names the task and the field."""
+
+
+@cache
+def verifier_source(env_key: str, kind: str) -> str:
+    """Source text of the verifier for a kind of task."""
+    path = Path(__file__).parent / env_key / "verifiers" / f"{kind}.py"
+    return path.read_text(encoding="utf-8")
+
+
+def make_task(env_key: str, split: Split, index: int) -> dict[str, Any]:
+    """The task `index` of a split. Raises `ValueError` for what does not exist."""
+    of = scenario(env_key, data_id(split, index))
+    return {
+        "key": f"{env_key}-{of.data_id}",
+        "prompt": of.prompt,
+        "env_id": env_key,
+        "version": VERSION,
+        "data_id": of.data_id,
+        "data_version": of.data_version,
+        "verifier_func": verifier_source(env_key, of.kind),
+        "task_modality": "tool_use",
+        "env_variables": of.variables,
+    }
+
+
+def make_tasks(
+    env_keys: Sequence[str], split: Split, count: int, start: int = 0
+) -> Iterator[dict[str, Any]]:
+    """`count` tasks, the environments taking turns."""
+    for position in range(start, start + count):
+        index, turn = divmod(position, len(env_keys))
+        yield make_task(env_keys[turn], split, index)
+
+
+def normalize_task(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """A task in the SDK's vocabulary, whichever it came in.
+
+    Where a field comes under both of its names the SDK's wins, as in Fleet's loaders. A
+    JSON-encoded `env_variables` is decoded, an absent one is {}. Raises `TaskError`.
+    """
+    task = {_ALIASES.get(name, name): value for name, value in raw.items() if name in _ALIASES}
+    task |= {name: value for name, value in raw.items() if name not in _ALIASES}
+    for name in _REQUIRED:
+        if not isinstance(task.get(name), str) or not task[name].strip():
+            other = next((alias for alias, to in _ALIASES.items() if to == name), name)
+            names = name if other == name else f"{name} (or {other})"
+            raise TaskError(f"task {task.get('key', '?')}: {names} must be a non-empty string")
+    task["env_variables"] = _variables(task["key"], task.get("env_variables"))
+    task.setdefault("task_modality", "tool_use")
+    return task
+
+
+def _variables(key: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise TaskError(f"task {key}: env_variables is not JSON: {error}") from error
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise TaskError(f"task {key}: env_variables must be an object")
+    return cast(dict[str, Any], value)
+
+
+def _object(path: Path, entry: Any) -> dict[str, Any]:
+    if not isinstance(entry, dict):
+        raise TaskError(f"{path}: {entry!r:.80} is not a task: expected an object")
+    return cast(dict[str, Any], entry)
+
+
+def load_tasks(path: Path) -> list[dict[str, Any]]:
+    """Read a task file, {"tasks": [...]} or a bare array. Raises `TaskError` for a bad one."""
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise TaskError(f"{path} is not JSON: {error}") from error
+    entries: Any = content.get("tasks") if isinstance(content, dict) else content
+    if not isinstance(entries, list):
+        raise TaskError(f'{path}: expected {{"tasks": [...]}} or an array of tasks')
+    tasks = [normalize_task(_object(path, entry)) for entry in cast(list[Any], entries)]
+    seen: set[str] = set()
+    for task in tasks:
+        if task["key"] in seen:
+            raise TaskError(f"{path}: task {task['key']} occurs twice")
+        seen.add(task["key"])
+    return tasks
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m environments.tasks",
+        description="Write a file of generated tasks in Fleet's JSON format.",
+        epilog="Task N of a split is always the same task, so --start gives fresh ones. Splits: "
+        "train is for RL; heldout has pairs of names that are in no train or demo task; "
+        "unseen_names has such pairs made of names that RL never trains on; demo is for "
+        "demonstrations and uses every name.",
+    )
+    parser.add_argument("--split", choices=list(SPLITS), required=True)
+    parser.add_argument("--count", type=int, required=True, help="tasks in all")
+    parser.add_argument("--start", type=int, default=0, help="skip this many tasks (default 0)")
+    parser.add_argument(
+        "--env",
+        action="append",
+        choices=list(APPS),
+        help="environment to take tasks from; may be repeated (default: all, taking turns)",
+    )
+    parser.add_argument("--out", type=Path, help="file to write (default: standard output)")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.count < 1 or options.start < 0:
+        parser.error("--count must be at least 1 and --start at least 0")
+    tasks = list(make_tasks(options.env or list(APPS), options.split, options.count, options.start))
+    text = json.dumps({"tasks": tasks}, indent=1) + "\n"
+    if options.out is None:
+        sys.stdout.write(text)
+        return 0
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(text, encoding="utf-8")
+    print(f"{options.out}: {len(tasks)} tasks of split {options.split}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
