@@ -1,0 +1,109 @@
+"""Starts a launcher: `python -m services.launcher`. `flotilla train` does so by itself."""
+
+import argparse
+import asyncio
+import fcntl
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from flotilla.launcher.v1 import registry_service_pb2_grpc, run_service_pb2_grpc
+from services.common import log, rpc
+from services.launcher import address_file
+from services.launcher.adapters.local import LocalBackend
+from services.launcher.launcher import Launcher
+from services.launcher.service import RegistryService, RunService
+from services.launcher.store import Store
+
+_CLOSE_GRACE_S = 30.0
+_IDLE_CHECK_S = 0.5
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m services.launcher",
+        description="Starts, watches and ends runs; serves RunService and RegistryService.",
+        epilog="SIGTERM drains all runs and exits; a second one ends them at once.",
+    )
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of all runs")
+    parser.add_argument("--listen", default="127.0.0.1:0", help="host:port; port 0 is any free")
+    parser.add_argument(
+        "--idle-exit", type=float, metavar="SECONDS", help="exit when no run was active for so long"
+    )
+    return parser
+
+
+@contextmanager
+def alone(runs: Path) -> Generator[bool]:
+    """Hold the folder's lock. False: another launcher has it. A dead one's lock is free."""
+    with (runs / "launcher.lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+async def serve(runs: Path, listen: str, idle_exit: float | None) -> None:
+    """Tidy up after a dead launcher, then serve until told to stop."""
+    stop = asyncio.Event()
+    token = secrets.token_urlsafe(32)
+    store = Store(runs / "launcher.sqlite")
+    launcher = Launcher(runs, store, LocalBackend(runs), token)
+
+    def on_signal() -> None:
+        if stop.is_set():
+            launcher.hurry()
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    await launcher.recover()
+    server = rpc.server(token=token)
+    run_service_pb2_grpc.add_RunServiceServicer_to_server(RunService(launcher), server)
+    registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(
+        RegistryService(launcher), server
+    )
+    async with rpc.serving(server, listen, grace_s=1.0) as serving:
+        launcher.registry = serving.address
+        serving.set_serving(True)
+        with address_file.written(runs, serving.address, token):
+            await _until_told(stop, launcher, idle_exit)
+            await launcher.close(_CLOSE_GRACE_S)
+    store.close()
+
+
+async def _until_told(stop: asyncio.Event, launcher: Launcher, idle_exit: float | None) -> None:
+    while not stop.is_set():
+        idle_s = time.monotonic() - launcher.idle_since
+        if idle_exit is not None and launcher.idle and idle_s > idle_exit:
+            return
+        try:
+            await asyncio.wait_for(stop.wait(), _IDLE_CHECK_S)
+        except TimeoutError:
+            continue
+
+
+def main() -> int:
+    """Exit codes: 0 stopped as told, 1 another launcher has the folder."""
+    given = arguments().parse_args()
+    runs = Path(given.runs).resolve()
+    runs.mkdir(parents=True, exist_ok=True)
+    log.setup("launcher", "")
+    with alone(runs) as alone_here:
+        if not alone_here:
+            print(f"error: another launcher is running for {runs}", file=sys.stderr)
+            return 1
+        asyncio.run(serve(runs, given.listen, given.idle_exit))
+    return 0
+
+
+if __name__ == "__main__":
+    os.umask(0o077)
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""A backend in memory whose units do what a test tells them."""
+
+import asyncio
+import itertools
+from collections.abc import Collection
+
+from services.launcher.ports import BackendError, Launch, Offer
+from services.launcher.runs import Exit, Unit
+
+_SIGKILL, _SIGTERM = -9, -15
+
+
+class FakeBackend:
+    """Starts nothing. `finish` ends a unit; `stubborn` units ignore a drain."""
+
+    def __init__(self) -> None:
+        self.launches: list[Launch] = []
+        self.drained: list[Unit] = []
+        self.killed: list[Unit] = []
+        self.cleaned: list[str] = []
+        self.left: list[Unit] = []
+        self.refuse: str = ""
+        self.stubborn = False
+        self._ends: dict[Unit, asyncio.Future[Exit]] = {}
+        self._pids = itertools.count(1)
+
+    def running(self, service: str) -> list[Unit]:
+        """The units of a service that have not ended, oldest first."""
+        return [unit for unit in self._ends if f"/{service}-" in unit.name]
+
+    def finish(self, unit: Unit, code: int = 0, tail: str = "") -> None:
+        end = self._ends.pop(unit, None)
+        if end is not None:
+            end.set_result(Exit(code, tail))
+
+    def offer(self, launch: Launch) -> Offer:
+        if self.refuse:
+            raise BackendError(self.refuse)
+        return Offer("nothing at all")
+
+    async def start(self, launch: Launch) -> Unit:
+        if self.refuse:
+            raise BackendError(self.refuse)
+        self.launches.append(launch)
+        unit = Unit(launch.name, next(self._pids), 1.0)
+        self._ends[unit] = asyncio.get_running_loop().create_future()
+        return unit
+
+    async def wait(self, unit: Unit) -> Exit:
+        return await self._ends[unit]
+
+    async def drain(self, unit: Unit) -> None:
+        self.drained.append(unit)
+        if not self.stubborn:
+            self.finish(unit, _SIGTERM)
+
+    async def kill(self, unit: Unit) -> None:
+        self.killed.append(unit)
+        self.finish(unit, _SIGKILL)
+
+    async def orphans(self, known: Collection[Unit]) -> list[Unit]:
+        return list({*known, *self.left})
+
+    async def end(self, unit: Unit, grace_s: float) -> None:
+        self.killed.append(unit)
+
+    async def clean(self, run_id: str) -> None:
+        self.cleaned.append(run_id)

@@ -1,0 +1,205 @@
+"""Backend of this machine: every replica is a subprocess in a session of its own.
+
+Replicas carry a mark in their environment, and all they start is in their session or carries it
+too. So everything of a replica can be found and ended, whatever became of its leader.
+"""
+
+import asyncio
+import os
+import secrets
+import signal
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from services.launcher.logs import last_lines
+from services.launcher.ports import BackendError, Launch, Offer
+from services.launcher.runs import Exit, Unit
+
+# RUNS_FOLDER:RUN_ID/SERVICE-REPLICA#START
+MARK = "FLOTILLA_UNIT"
+_POLL_S = 0.1
+_SHM = Path("/dev/shm")
+
+
+class LocalBackend:
+    """Starts replicas as subprocesses; `runs` is the folder whose replicas are ours."""
+
+    def __init__(self, runs: Path) -> None:
+        self._owner = str(runs.resolve())
+        self._processes: dict[Unit, tuple[asyncio.subprocess.Process, Path]] = {}
+        self._gpus = GpuSlots(visible_gpus())
+
+    def offer(self, launch: Launch) -> Offer:
+        total = self._gpus.total
+        if launch.gpus > total:
+            raise BackendError(
+                f"{launch.key[0]} asks for {launch.gpus} GPUs per replica, this machine has {total}"
+            )
+        text = f"{launch.gpus} of {total} GPUs" if launch.gpus else f"{os.cpu_count()} shared CPUs"
+        return Offer(f"this machine, {text}")
+
+    async def start(self, launch: Launch) -> Unit:
+        # New for each start: ending what is left of one start must not hit the next.
+        name = f"{launch.name}#{secrets.token_hex(4)}"
+        environment = {**os.environ, **launch.secrets, MARK: f"{self._owner}:{name}"}
+        environment.update(self._gpus.take(name, launch.gpus))
+        launch.log.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with launch.log.open("ab") as log:
+                process = await asyncio.create_subprocess_exec(
+                    *launch.command,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=asyncio.subprocess.STDOUT,
+                    env=environment,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            self._gpus.release(name)
+            raise BackendError(f"cannot start {launch.name}: {error}") from error
+        unit = Unit(name, process.pid, _start_time(process.pid))
+        self._processes[unit] = (process, launch.log)
+        return unit
+
+    async def wait(self, unit: Unit) -> Exit:
+        process, log = self._processes[unit]
+        code = await process.wait()
+        await self._sweep(unit)
+        self._gpus.release(unit.name)
+        del self._processes[unit]
+        return Exit(code, await asyncio.to_thread(last_lines, log))
+
+    async def drain(self, unit: Unit) -> None:
+        """SIGTERM to the leader alone: it knows in which order its children must end."""
+        if _alive(unit):
+            with suppress(ProcessLookupError):
+                os.kill(unit.pid, signal.SIGTERM)
+
+    async def kill(self, unit: Unit) -> None:
+        if _alive(unit):
+            with suppress(ProcessLookupError):
+                os.killpg(unit.pid, signal.SIGKILL)
+        await self._sweep(unit)
+
+    async def orphans(self, known: Collection[Unit]) -> list[Unit]:
+        marked = await asyncio.to_thread(self._marked)
+        alive = {unit.name: unit for unit in known if _alive(unit)}
+        return list({**marked, **alive}.values())
+
+    async def end(self, unit: Unit, grace_s: float) -> None:
+        await self.drain(unit)
+        # It is not our child, so its end cannot be awaited otherwise.
+        await asyncio.to_thread(_wait_gone, unit, grace_s)
+        await self.kill(unit)
+
+    async def clean(self, run_id: str) -> None:
+        await asyncio.to_thread(_remove_shared_memory, run_id)
+
+    async def _sweep(self, unit: Unit) -> None:
+        """SIGKILL whatever a replica started and did not end."""
+        mark = f"{self._owner}:{unit.name}"
+        for process in await asyncio.to_thread(_members, unit, mark):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    def _marked(self) -> dict[str, Unit]:
+        """The replicas of this runs folder that are running, by name; leaders before children."""
+        found: dict[str, Unit] = {}
+        for process in psutil.process_iter():
+            mark = _mark(process)
+            if not mark.startswith(f"{self._owner}:"):
+                continue
+            name = mark.removeprefix(f"{self._owner}:")
+            with suppress(psutil.NoSuchProcess, ProcessLookupError):
+                unit = Unit(name, process.pid, process.create_time())
+                if os.getsid(process.pid) == process.pid or name not in found:
+                    found[name] = unit
+        return found
+
+
+class GpuSlots:
+    """Which replica has which GPUs of this machine."""
+
+    def __init__(self, gpus: list[str]) -> None:
+        self._free = list(gpus)
+        self._held: dict[str, list[str]] = {}
+        self.total = len(gpus)
+
+    def take(self, name: str, count: int) -> dict[str, str]:
+        """Environment that shows a replica its GPUs. Raises BackendError when too few are free."""
+        if count == 0:
+            return {}
+        if count > len(self._free):
+            raise BackendError(f"{name} needs {count} GPUs, {len(self._free)} are free")
+        self._held[name] = [self._free.pop(0) for _ in range(count)]
+        return {"CUDA_VISIBLE_DEVICES": ",".join(self._held[name])}
+
+    def release(self, name: str) -> None:
+        self._free = sorted([*self._free, *self._held.pop(name, [])])
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is not None:
+        return [gpu.strip() for gpu in listed.split(",") if gpu.strip()]
+    devices = Path("/dev").glob("nvidia[0-9]*")
+    return sorted(device.name.removeprefix("nvidia") for device in devices)
+
+
+def _remove_shared_memory(run_id: str) -> None:
+    for left in _SHM.glob(f"flotilla-{run_id}-*"):
+        left.unlink(missing_ok=True)
+
+
+def _wait_gone(unit: Unit, limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while _alive(unit) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+
+
+def _start_time(pid: int) -> float:
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.NoSuchProcess:
+        return 0.0
+
+
+def _alive(unit: Unit) -> bool:
+    """Whether that very process runs: a pid alone may be somebody else's by now."""
+    try:
+        process = psutil.Process(unit.pid)
+        same = abs(process.create_time() - unit.started) < 1.0
+        return same and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _members(unit: Unit, mark: str) -> list[psutil.Process]:
+    """All processes in a replica's session or with its mark."""
+    # A stranger that got the leader's pid may lead a session of the same number.
+    ours = _alive(unit) or not psutil.pid_exists(unit.pid)
+    return [
+        process
+        for process in psutil.process_iter()
+        if (ours and _session(process.pid) == unit.pid) or _mark(process) == mark
+    ]
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return -1
+
+
+def _mark(process: psutil.Process) -> str:
+    try:
+        return process.environ().get(MARK, "")
+    except (psutil.Error, OSError):
+        # Somebody else's process, or one that has just ended: not ours to judge.
+        return ""

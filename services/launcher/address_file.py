@@ -1,0 +1,51 @@
+"""`runs/launcher.json`: where the launcher of a runs folder is, for the command line."""
+
+import json
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_NAME = "launcher.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A launcher that runs: how to reach it, and its process."""
+
+    address: str
+    token: str
+    pid: int
+
+
+@contextmanager
+def written(runs: Path, address: str, token: str) -> Generator[None]:
+    """Have the file there, readable by its owner alone, for as long as the launcher serves."""
+    started = psutil.Process().create_time()
+    content = {"address": address, "token": token, "pid": os.getpid(), "started": started}
+    path, draft = runs / _NAME, runs / f".{_NAME}.{os.getpid()}"
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(content, file)
+    draft.replace(path)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def read(runs: Path) -> Address | None:
+    """The launcher of a runs folder; None if none runs. A dead one's file counts for nothing."""
+    try:
+        content = json.loads((runs / _NAME).read_text())
+        process = psutil.Process(content["pid"])
+        alive = abs(process.create_time() - content["started"]) < 1.0
+        zombie = process.status() == psutil.STATUS_ZOMBIE
+    except (FileNotFoundError, psutil.NoSuchProcess, ValueError, KeyError):
+        return None
+    if not alive or zombie:
+        return None
+    return Address(content["address"], content["token"], content["pid"])

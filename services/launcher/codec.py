@@ -1,0 +1,121 @@
+"""Between the launcher's own words and the wire."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
+from flotilla.launcher.v1 import run_service_pb2 as run_pb
+from services.launcher.ports import Launch, Offer
+from services.launcher.registry import Member
+from services.launcher.runs import RunMode, RunState
+from services.launcher.store import Event, StoredRun
+from services.launcher.supervise import Command, Progress, replica_body
+
+STATES: Mapping[RunState, "run_pb.RunState.ValueType"] = {
+    RunState.PREFLIGHT: run_pb.RUN_STATE_PREFLIGHT,
+    RunState.PROVISIONING: run_pb.RUN_STATE_PROVISIONING,
+    RunState.STARTING: run_pb.RUN_STATE_STARTING,
+    RunState.RUNNING: run_pb.RUN_STATE_RUNNING,
+    RunState.DRAINING: run_pb.RUN_STATE_DRAINING,
+    RunState.COMPLETED: run_pb.RUN_STATE_COMPLETED,
+    RunState.FAILED: run_pb.RUN_STATE_FAILED,
+    RunState.STOPPED: run_pb.RUN_STATE_STOPPED,
+}
+MODES: Mapping[RunMode, "run_pb.RunMode.ValueType"] = {
+    RunMode.TRAIN: run_pb.RUN_MODE_TRAIN,
+    RunMode.EVAL_ONLY: run_pb.RUN_MODE_EVAL_ONLY,
+}
+COMMANDS: Mapping[Command, "registry_pb.Command.ValueType"] = {
+    Command.NONE: registry_pb.COMMAND_NONE,
+    Command.DRAIN: registry_pb.COMMAND_DRAIN,
+    Command.STOP: registry_pb.COMMAND_STOP,
+}
+
+
+def mode(wire: "run_pb.RunMode.ValueType") -> RunMode:
+    """Unspecified, and what a newer client may know, means training."""
+    known = {value: key for key, value in MODES.items()}
+    return known.get(wire, RunMode.TRAIN)
+
+
+def timestamp(seconds: float | None) -> Timestamp | None:
+    if seconds is None:
+        return None
+    stamp = Timestamp()
+    stamp.FromNanoseconds(int(seconds * 1e9))
+    return stamp
+
+
+def replica(body: Mapping[str, Any]) -> run_pb.ServiceReplica:
+    return run_pb.ServiceReplica(**body)
+
+
+def run(stored: StoredRun, folder: Path, *, brief: bool = False) -> run_pb.Run:
+    """A run as it is now; `brief` leaves out its spec and metrics."""
+    found = stored.run
+    bodies = [replica_body(found.replicas[key]) for key in sorted(found.replicas)]
+    return run_pb.Run(
+        run_id=found.run_id,
+        name=found.name,
+        state=STATES[found.state],
+        mode=MODES[found.mode],
+        spec_json="" if brief else stored.spec_json,
+        replicas=[replica(body) for body in bodies],
+        create_time=timestamp(stored.created),
+        end_time=timestamp(stored.ended),
+        error=found.error,
+        metrics={} if brief else stored.metrics,
+        directory=str(folder / found.run_id),
+    )
+
+
+def event(found: Event) -> run_pb.WatchRunResponse:
+    response = run_pb.WatchRunResponse(event=found.number, time=timestamp(found.time))
+    match found.kind:
+        case "state":
+            response.state = STATES[RunState(found.body["state"])]
+        case "replica":
+            response.replica.CopyFrom(replica(found.body))
+        case "progress":
+            response.progress.CopyFrom(run_pb.Progress(**found.body))
+        case _:
+            response.message = found.body["text"]
+    return response
+
+
+def planned(launch: Launch, replicas: int, offer: Offer) -> run_pb.PlannedService:
+    return run_pb.PlannedService(
+        service=launch.key[0],
+        replicas=replicas,
+        command=launch.command,
+        resources=offer.resources,
+        task_yaml=offer.task_yaml,
+    )
+
+
+def member(request: registry_pb.RegisterRequest, now: float) -> Member:
+    return Member(
+        service=request.service,
+        replica=request.replica,
+        incarnation=request.incarnation,
+        address=request.address,
+        last_beat=now,
+    )
+
+
+def progress(request: registry_pb.HeartbeatRequest) -> Progress:
+    return Progress(
+        phase=request.phase,
+        step=request.step,
+        total_steps=request.total_steps,
+        metrics=dict(request.metrics),
+    )
+
+
+def peer(found: Member) -> registry_pb.Peer:
+    return registry_pb.Peer(
+        replica=found.replica, address=found.address, incarnation=found.incarnation
+    )

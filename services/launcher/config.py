@@ -1,0 +1,67 @@
+"""The launcher's own part of a run spec: `[launcher]`."""
+
+from pydantic import Field
+
+from services.common.config import Model
+from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT, Policy
+
+
+class ServiceShape(Model):
+    """How many processes of a service, and how many GPUs each sees (0: what is there)."""
+
+    replicas: int = Field(default=1, ge=1, le=256)
+    gpus: int = Field(default=0, ge=0, le=64)
+
+
+class LearnerShape(Model):
+    """The learner is one process; its GPUs are shared out among its ranks."""
+
+    gpus: int = Field(default=0, ge=0, le=64)
+
+
+class LauncherConfig(Model):
+    """How a run is started, watched and ended."""
+
+    env_gateway: ServiceShape = ServiceShape()
+    rollout: ServiceShape = ServiceShape()
+    learner: LearnerShape = LearnerShape()
+    # Modules to start in place of `services.X`: another implementation of the same contract.
+    modules: dict[str, str] = Field(default_factory=dict)
+    # Failures of one replica within the window before the launcher gives it up.
+    max_restarts: int = Field(default=5, ge=0)
+    restart_window_s: float = Field(default=600.0, gt=0)
+    backoff_s: float = Field(default=1.0, gt=0)
+    backoff_max_s: float = Field(default=30.0, gt=0)
+    # From process start to the first serving heartbeat; loading a large model counts.
+    start_timeout_s: float = Field(default=1800.0, gt=0)
+    # How long draining may take before processes are killed.
+    drain_s: float = Field(default=60.0, gt=0)
+    heartbeat_interval_s: float = Field(default=1.0, gt=0)
+    # A replica silent for so long is reported; only the end of its process counts as its death.
+    silent_after_s: float = Field(default=30.0, gt=0)
+    # Services drain by themselves when the launcher has been silent for so long.
+    orphan_after_s: float = Field(default=60.0, gt=0)
+
+    def policy(self) -> Policy:
+        return Policy(
+            max_restarts=self.max_restarts,
+            restart_window_s=self.restart_window_s,
+            backoff_s=self.backoff_s,
+            backoff_max_s=self.backoff_max_s,
+            start_timeout_s=self.start_timeout_s,
+            drain_s=self.drain_s,
+        )
+
+    def replicas(self) -> dict[str, int]:
+        return {
+            GATEWAY: self.env_gateway.replicas,
+            LEARNER: 1,
+            ROLLOUT: self.rollout.replicas,
+        }
+
+    def gpus(self) -> dict[str, int]:
+        return {
+            GATEWAY: self.env_gateway.gpus,
+            LEARNER: self.learner.gpus,
+            ROLLOUT: self.rollout.gpus,
+        }

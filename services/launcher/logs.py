@@ -1,0 +1,87 @@
+"""Reading the log files of a run: the last lines, and on from a position."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+# As long as a log line may be; what is longer comes in pieces.
+LINE_BYTES = 16 * 1024
+_BLOCK = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a log; `end` is the position behind it."""
+
+    source: str
+    text: str
+    end: int
+
+
+def sources(run_dir: Path, service: str = "") -> dict[str, Path]:
+    """The logs of a run, or of one of its services, by name: `learner-0`."""
+    found = sorted((run_dir / "logs").glob("*.log"))
+    logs = {path.stem: path for path in found}
+    if not service:
+        return logs
+    return {name: path for name, path in logs.items() if name.rpartition("-")[0] == service}
+
+
+def last_lines(path: Path, count: int = 15, limit: int = 4_000) -> str:
+    """The last lines of a log for an error message, at most `limit` characters."""
+    if not path.exists():
+        return ""
+    lines = read(path, tail_position(path, count), 10 * _BLOCK)
+    return "\n".join(line.text for line in lines)[-limit:]
+
+
+def tail_position(path: Path, count: int) -> int:
+    """Where the last `count` lines begin."""
+    if count <= 0:
+        return path.stat().st_size
+    with path.open("rb") as file:
+        position = file.seek(0, 2)
+        # A newline at the very end closes the last line, it does not begin another.
+        wanted = count + 1 if _ends_with_newline(path, position) else count
+        while position > 0:
+            size = min(_BLOCK, position)
+            position -= size
+            file.seek(position)
+            block = file.read(size)
+            breaks = block.count(b"\n")
+            if breaks >= wanted:
+                return position + _nth_last_newline(block, wanted) + 1
+            wanted -= breaks
+    return 0
+
+
+def _ends_with_newline(path: Path, size: int) -> bool:
+    with path.open("rb") as file:
+        file.seek(max(0, size - 1))
+        return file.read(1) == b"\n"
+
+
+def _nth_last_newline(block: bytes, count: int) -> int:
+    position = len(block)
+    for _ in range(count):
+        position = block.rindex(b"\n", 0, position)
+    return position
+
+
+def read(path: Path, position: int, limit: int = _BLOCK, *, final: bool = True) -> list[Line]:
+    """The lines from `position` on, about `limit` bytes of them.
+
+    An unfinished last line is returned only when `final`: nobody will write its rest.
+    """
+    lines: list[Line] = []
+    with path.open("rb") as file:
+        file.seek(position)
+        while limit > 0:
+            raw = file.readline(LINE_BYTES)
+            whole = raw.endswith(b"\n") or len(raw) == LINE_BYTES
+            if not raw or not (whole or final):
+                break
+            position += len(raw)
+            limit -= len(raw)
+            text = raw.rstrip(b"\r\n").decode(errors="replace")
+            lines.append(Line(path.stem, text, position))
+    return lines

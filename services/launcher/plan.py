@@ -1,0 +1,91 @@
+"""From a run spec to the commands of its replicas, pure."""
+
+import hashlib
+import json
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from services.common.config import canonical_json, parse
+from services.common.spec import parse_shared
+from services.launcher.config import LauncherConfig
+from services.launcher.runs import LEARNER, Key, RunMode
+
+SPEC_FILE = "spec.json"
+
+
+class BadSpecError(ValueError):
+    """The spec cannot be run; the message says which key and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A run spec as the launcher understands it. `text` is its canonical JSON."""
+
+    name: str
+    text: str
+    spec: Mapping[str, Any]
+    config: LauncherConfig
+
+    @property
+    def sha256(self) -> bytes:
+        return hashlib.sha256(self.text.encode()).digest()
+
+
+def read_spec(text: str) -> Plan:
+    """Parse what the launcher needs of a spec. Raises BadSpecError or ConfigError."""
+    try:
+        spec = json.loads(text)
+    except ValueError as error:
+        raise BadSpecError(f"the spec is not JSON: {error}") from error
+    if not isinstance(spec, dict):
+        raise BadSpecError("the spec is not a JSON object")
+    name = parse_shared(spec, where="spec").name
+    config = parse(LauncherConfig, spec.get("launcher", {}), where="launcher")
+    return Plan(name=name, text=canonical_json(spec), spec=spec, config=config)
+
+
+def run_id(name: str, now: datetime, taken: Collection[str]) -> str:
+    """Spec name and UTC time; a number behind it where that is taken."""
+    first = f"{name}-{now:%Y%m%d-%H%M%S}"
+    if first not in taken:
+        return first
+    number = 2
+    while f"{first}-{number}" in taken:
+        number += 1
+    return f"{first}-{number}"
+
+
+def check_command(modules: Mapping[str, str], service: str, spec: Path) -> tuple[str, ...]:
+    """The command by which a service validates its own part of a spec."""
+    entry = modules.get(service, f"services.{service}")
+    return (sys.executable, "-m", entry, "--config", str(spec), "--check-config")
+
+
+def replica_command(
+    modules: Mapping[str, str], key: Key, run_dir: Path, registry: str, mode: RunMode
+) -> tuple[str, ...]:
+    """The command of one replica. Secrets are not part of it: anybody can read a command line."""
+    service, index = key
+    command = (
+        sys.executable,
+        "-m",
+        modules.get(service, f"services.{service}"),
+        *("--config", str(run_dir / SPEC_FILE)),
+        *("--run-id", run_dir.name),
+        *("--run-dir", str(run_dir)),
+        *("--replica", str(index)),
+        *("--listen", "127.0.0.1:0"),
+        *("--registry", registry),
+    )
+    if service == LEARNER and mode is RunMode.EVAL_ONLY:
+        return (*command, "--learner.mode=eval")
+    return command
+
+
+def log_path(run_dir: Path, key: Key) -> Path:
+    """Where a replica's output goes."""
+    return run_dir / "logs" / f"{key[0]}-{key[1]}.log"
