@@ -1,0 +1,53 @@
+"""The bearer token that every call carries, loopback included."""
+
+import hmac
+import re
+from collections.abc import Iterable
+
+import grpc
+
+from services.common.errors import ConfigError, ServiceError
+
+HEADER = "authorization"
+DOMAIN = "common.flotilla"
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}")
+
+
+def check_token(token: str) -> str:
+    """`token` if it can be a bearer token; raises ConfigError, which does not repeat it."""
+    if not _TOKEN.fullmatch(token):
+        raise ConfigError(
+            "the token must be 16-512 characters of A-Z a-z 0-9 . _ ~ + / = - without spaces or"
+            " line ends; make one with `python -c 'import secrets; print(secrets.token_hex(32))'`"
+            " and pass it in FLOTILLA_TOKEN or --token-file"
+        )
+    return token
+
+
+def bearer(token: str) -> str:
+    """The value of the authorization header."""
+    return f"Bearer {check_token(token)}"
+
+
+class Authenticator:
+    """Compares what a call brought with the one token, in constant time."""
+
+    def __init__(self, token: str) -> None:
+        self._expected = bearer(token).encode()
+
+    def check(self, metadata: Iterable[tuple[str, str | bytes]]) -> None:
+        """Raises ServiceError UNAUTHENTICATED unless exactly the right token is there, once."""
+        given = [value for key, value in metadata if key == HEADER]
+        if len(given) == 1:
+            value = given[0]
+            raw = value.encode() if isinstance(value, str) else value
+            if hmac.compare_digest(raw, self._expected):
+                return
+        if not given:
+            message = "no bearer token; set FLOTILLA_TOKEN to the token of this run"
+            raise _refusal("TOKEN_MISSING", message)
+        raise _refusal("TOKEN_WRONG", "this bearer token is not that of this run")
+
+
+def _refusal(reason: str, message: str) -> ServiceError:
+    return ServiceError(grpc.StatusCode.UNAUTHENTICATED, reason, message, domain=DOMAIN)

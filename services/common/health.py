@@ -1,0 +1,55 @@
+"""grpc.health.v1 of one process: serving or not."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services.common.auth import DOMAIN
+from services.common.errors import ServiceError
+
+METHODS = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
+
+
+class Health(health_pb2_grpc.HealthServicer):
+    """Answers for the whole server (the empty service name); starts as NOT_SERVING."""
+
+    def __init__(self) -> None:
+        self._serving = False
+        self._changed = asyncio.Event()
+
+    def set(self, serving: bool) -> None:
+        self._serving = serving
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def Check(self, request: Any, context: Any) -> health_pb2.HealthCheckResponse:
+        if request.service:
+            raise ServiceError(
+                grpc.StatusCode.NOT_FOUND,
+                "UNKNOWN_SERVICE",
+                "health is that of the whole server: ask with an empty service name",
+                domain=DOMAIN,
+            )
+        return self._response()
+
+    async def Watch(
+        self, request: Any, context: Any
+    ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
+        while True:
+            changed = self._changed
+            if request.service:
+                yield health_pb2.HealthCheckResponse(
+                    status=health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+                )
+            else:
+                yield self._response()
+            await changed.wait()
+
+    def _response(self) -> health_pb2.HealthCheckResponse:
+        statuses = health_pb2.HealthCheckResponse
+        return health_pb2.HealthCheckResponse(
+            status=statuses.SERVING if self._serving else statuses.NOT_SERVING
+        )

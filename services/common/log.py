@@ -1,0 +1,133 @@
+"""Structured logs: JSON lines with run id and step, without secrets, bounded in length."""
+
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+import structlog
+
+MAX_LINE_BYTES = 16 * 1024
+_MAX_VALUE_CHARACTERS = 4 * 1024
+_SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|API_KEY|CREDENTIALS)$")
+_SECRET_FIELD = re.compile(r"^(token|authorization|password|secret|.*api_key)$", re.IGNORECASE)
+_BEARER = re.compile(r"(?i)\bbearer\s+[^\s\"'\\,;]+")
+_MIN_SECRET_CHARACTERS = 8
+_HIDDEN = "***"
+
+# Processors see this set, not a copy: a secret learnt later is hidden from then on.
+_secrets: set[str] = set()
+
+
+def setup(
+    service: str, run_id: str, *, replica: int = 0, pretty: bool | None = None, level: str = "INFO"
+) -> None:
+    """Send the logs of this process, those of libraries included, to stderr.
+
+    JSON lines, or key=value where stderr is a terminal (`pretty` decides otherwise). Values of
+    environment variables whose names say that they are secret never appear.
+    """
+    for name, value in os.environ.items():
+        if _SECRET_NAME.search(name):
+            add_secret(value)
+    shared: list[structlog.typing.Processor] = [
+        structlog.stdlib.filter_by_level,
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+        structlog.processors.format_exc_info,
+    ]
+    identity = {"service": service, "replica": replica, "run_id": run_id}
+    render = _pretty if (sys.stderr.isatty() if pretty is None else pretty) else _json
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared[1:],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                lambda _logger, _method, event: {**identity, **event},
+                _render_with(render),
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=False,
+    )
+
+
+def get_logger(name: str) -> structlog.stdlib.BoundLogger:
+    """A logger whose lines name `name` (a module) as their origin."""
+    return structlog.stdlib.get_logger(name)
+
+
+def bind(**values: object) -> None:
+    """Put `values` (step, group_id, ...) on every line that this task and its children log."""
+    structlog.contextvars.bind_contextvars(**values)
+
+
+def add_secret(value: str) -> None:
+    """Never let `value` appear in a log line; too short a value would hide ordinary text."""
+    if len(value) >= _MIN_SECRET_CHARACTERS:
+        _secrets.add(value)
+        _secrets.add(json.dumps(value)[1:-1])
+
+
+def redact(text: str) -> str:
+    """`text` without known secrets and bearer tokens."""
+    for secret in _secrets:
+        text = text.replace(secret, _HIDDEN)
+    return _BEARER.sub(f"Bearer {_HIDDEN}", text)
+
+
+def _render_with(render: Any) -> structlog.typing.Processor:
+    def process(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
+        return render({key: _clean(key, value) for key, value in event.items()})
+
+    return process
+
+
+def _clean(key: str, value: Any) -> Any:
+    """A value made fit for a line: secrets hidden first, for a cut could leave half of one."""
+    if _SECRET_FIELD.match(key):
+        return _HIDDEN
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, bytes):
+        value = value[:_MAX_VALUE_CHARACTERS].hex()
+    text = value if isinstance(value, str) else json.dumps(value, default=repr)
+    clean = redact(text)
+    if len(clean) > _MAX_VALUE_CHARACTERS:
+        cut = len(clean) - _MAX_VALUE_CHARACTERS
+        return f"{clean[:_MAX_VALUE_CHARACTERS]}... ({cut} characters cut)"
+    return clean if isinstance(value, str) else json.loads(clean)
+
+
+def _json(event: Mapping[str, Any]) -> str:
+    line = json.dumps(event, ensure_ascii=False, default=repr)
+    size = len(line.encode(errors="replace"))
+    if size <= MAX_LINE_BYTES:
+        return line
+    kept = {key: value for key, value in event.items() if len(repr(value)) <= 256}
+    kept["event"] = str(event.get("event", ""))[:2048]
+    kept["cut_bytes"] = size
+    return json.dumps(dict(list(kept.items())[-32:]), ensure_ascii=True)
+
+
+def _pretty(event: Mapping[str, Any]) -> str:
+    rest = dict(event)
+    head = [str(rest.pop(key, "")) for key in ("timestamp", "level", "event")]
+    trace = rest.pop("exception", None)
+    pairs = [f"{key}={value}" for key, value in rest.items() if key not in ("run_id", "logger")]
+    line = " ".join([head[0][11:19], f"{head[1]:7}", head[2], *pairs])[:MAX_LINE_BYTES]
+    return f"{line}\n{trace}" if trace else line

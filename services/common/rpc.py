@@ -1,0 +1,193 @@
+"""gRPC for every service: channels, servers, serving, and errors across the wire.
+
+grpcio's defaults do not notice a frozen peer, let two servers share one port, leak exception
+texts, and reconnect after seconds; the options here answer each of these, and the tests say which.
+"""
+
+import json
+from collections.abc import AsyncGenerator, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf import duration_pb2
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2_grpc
+from grpc_status import rpc_status
+
+from services.common.auth import Authenticator
+from services.common.channel import CallDefaults, Channel, MetadataSource
+from services.common.errors import ConfigError, ServiceError
+from services.common.handlers import Interceptor, abort
+from services.common.health import METHODS as HEALTH_METHODS
+from services.common.health import Health
+from services.common.listen import check_listen
+
+__all__ = [
+    "MAX_MESSAGE_BYTES",
+    "Serving",
+    "abort",
+    "channel",
+    "duration",
+    "plain_channel",
+    "seconds",
+    "server",
+    "service_error",
+    "serving",
+]
+
+# Contracts keep messages at or under 1 MiB; the slack is for the fields around a full chunk.
+MAX_MESSAGE_BYTES = 2**20 + 2**16
+DEFAULT_TIMEOUT_S = 60.0
+DEFAULT_STREAM_TIMEOUT_S = 3600.0
+
+_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # A peer that is frozen or cut off is noticed 5 seconds into a call. The keepalive timeout
+    # alone does nothing: what ends the connection is the ping timeout, a minute by default.
+    ("grpc.keepalive_time_ms", 2_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.http2.ping_timeout_ms", 3_000),
+    # Both sides ping: a limit below that rate would have healthy calls killed as "too many pings".
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+    ("grpc.http2.max_ping_strikes", 0),
+]
+_CHANNEL_OPTIONS = [
+    *_OPTIONS,
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    # This is also how long one attempt to connect may take.
+    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # Channels with equal options would share one connection, and close it for each other.
+    ("grpc.use_local_subchannel_pool", 1),
+]
+_SERVER_OPTIONS = [*_OPTIONS, ("grpc.so_reuseport", 0)]
+
+# Every method may be repeated, so gRPC itself may retry. A server that stops may answer CANCELLED
+# to the calls it was serving. Never RESOURCE_EXHAUSTED: a message too large stays too large.
+_RETRY_POLICY = {
+    "maxAttempts": 5,
+    "initialBackoff": "0.2s",
+    "maxBackoff": "5s",
+    "backoffMultiplier": 2,
+    "retryableStatusCodes": ["UNAVAILABLE", "CANCELLED"],
+}
+
+
+def plain_channel(address: str, *, wait_for_ready: bool = True) -> grpc.aio.Channel:
+    """A channel with the right options that adds nothing to calls.
+
+    With `wait_for_ready` a call to an absent peer waits until its deadline; without, it is tried
+    for some 3 seconds and fails with UNAVAILABLE.
+    """
+    method = {"name": [{}], "waitForReady": wait_for_ready, "retryPolicy": _RETRY_POLICY}
+    config = json.dumps({"methodConfig": [method]})
+    options = [*_CHANNEL_OPTIONS, ("grpc.service_config", config)]
+    return grpc.aio.insecure_channel(address, options=options)
+
+
+def channel(
+    address: str,
+    *,
+    token: str,
+    metadata: MetadataSource | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    stream_timeout_s: float = DEFAULT_STREAM_TIMEOUT_S,
+) -> grpc.aio.Channel:
+    """A channel whose calls carry the token, trace context, `metadata()` and a deadline.
+
+    The deadline is `timeout_s`, for calls with a stream `stream_timeout_s`, where the caller
+    gives none.
+    """
+    inner = plain_channel(address)
+    return Channel(lambda: inner, CallDefaults(token, metadata, timeout_s, stream_timeout_s))
+
+
+def server(*, token: str, unauthenticated: Collection[str] = HEALTH_METHODS) -> grpc.aio.Server:
+    """A server that answers only calls with `token`, except to the methods in `unauthenticated`
+    (full names, as in /grpc.health.v1.Health/Check).
+
+    A ServiceError raised by a handler reaches the caller as it is; any other exception as
+    INTERNAL with a random id that the log explains. Streams of requests must be read by
+    iteration, not by `context.read()`.
+    """
+    interceptor = Interceptor(Authenticator(token), unauthenticated)
+    return grpc.aio.server(interceptors=[interceptor], options=_SERVER_OPTIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A running server: where it listens, and its answer to health checks."""
+
+    address: str
+    health: Health
+
+    def set_serving(self, serving: bool) -> None:
+        self.health.set(serving)
+
+
+@asynccontextmanager
+async def serving(
+    server: grpc.aio.Server, listen: str, *, grace_s: float = 5.0
+) -> AsyncGenerator[Serving]:
+    """Serve while the block runs; health is NOT_SERVING until the block says otherwise.
+
+    At the end health turns NOT_SERVING, new calls are refused and running ones have `grace_s` to
+    finish. Raises ConfigError if `listen` is not loopback or taken.
+    """
+    host, _ = check_listen(listen)
+    health = Health()
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    try:
+        port = server.add_insecure_port(listen)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"cannot listen on {listen}: another process has the port; stop it, or use port 0"
+        ) from error
+    await server.start()
+    try:
+        yield Serving(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", health)
+    finally:
+        health.set(False)
+        await server.stop(grace_s)
+
+
+def service_error(error: grpc.aio.AioRpcError) -> ServiceError | None:
+    """The ServiceError behind a failed call, if a service of ours raised it."""
+    try:
+        status = rpc_status.from_call(error)  # pyright: ignore[reportArgumentType]
+    except ValueError:  # details that contradict the status: not ours
+        return None
+    found: ServiceError | None = None
+    retry_delay_s: float | None = None
+    for detail in status.details if status else ():
+        info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+        if detail.Unpack(info):
+            found = ServiceError(
+                error.code(),
+                info.reason,
+                status.message,
+                domain=info.domain,
+                metadata=dict(info.metadata),
+            )
+        elif detail.Unpack(retry):
+            retry_delay_s = seconds(retry.retry_delay)
+    if found is not None:
+        found.retry_delay_s = retry_delay_s
+    return found
+
+
+def duration(seconds: float) -> duration_pb2.Duration:
+    """`seconds` as a protobuf Duration."""
+    message = duration_pb2.Duration()
+    message.FromNanoseconds(round(seconds * 1e9))
+    return message
+
+
+def seconds(duration: duration_pb2.Duration) -> float:
+    """A protobuf Duration in seconds."""
+    return duration.seconds + duration.nanos / 1e9
