@@ -1,0 +1,104 @@
+"""From the first signal or command to the end of the process."""
+
+import asyncio
+import faulthandler
+import os
+import signal
+import threading
+from collections.abc import Awaitable
+from types import FrameType
+
+import grpc.aio
+
+from services.common.log import get_logger
+from services.common.membership import Identity, Membership, RegistryContract, Status
+
+# What a stop may take before the process is ended without further ado.
+_STOP_GRACE_S = 5.0
+_log = get_logger(__name__)
+
+
+class Lifecycle:
+    """Sets `drain` on SIGTERM, SIGINT, the launcher's word or its silence; ends at once on a
+    second signal."""
+
+    def __init__(
+        self,
+        drain: asyncio.Event,
+        identity: Identity,
+        contract: RegistryContract | None,
+        registry_channel: grpc.aio.Channel | None,
+    ) -> None:
+        self.status = Status()
+        self._drain = drain
+        self._identity = identity
+        self._contract = contract
+        self._registry_channel = registry_channel
+        self._loop = asyncio.get_running_loop()
+        self._service: asyncio.Future[None] | None = None
+        self._membership: asyncio.Task[None] | None = None
+        self._stopped = False
+        self._signals = 0
+
+    def install_signals(self) -> None:
+        """Not the loop's own handlers: those wait for a loop that may be blocked."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        # Stacks of all threads on stderr, for whoever wonders what the process is doing.
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
+
+    async def run(self, service: Awaitable[None]) -> None:
+        """Run the service to its end, or until it is stopped."""
+        self._service = asyncio.ensure_future(service)
+        try:
+            await self._service
+        except asyncio.CancelledError:
+            if not self._stopped:
+                raise
+        finally:
+            if self._membership is not None:
+                self._membership.cancel()
+                await asyncio.gather(self._membership, return_exceptions=True)
+
+    def announce(self, address: str) -> None:
+        """Register `address` and start the heartbeats; nothing without a registry."""
+        if self._contract is None or self._registry_channel is None or self._membership:
+            return
+        membership = Membership(
+            self._identity,
+            self._contract,
+            self._registry_channel,
+            status=lambda: self.status,
+            drain=self.drain,
+            stop=self.stop,
+        )
+        self._membership = asyncio.create_task(membership.run(address), name="membership")
+        self._membership.add_done_callback(self._membership_ended)
+
+    def drain(self, reason: str) -> None:
+        """Finish what is running and take nothing new."""
+        if not self._drain.is_set():
+            _log.info("draining", reason=reason)
+            self._drain.set()
+
+    def stop(self, reason: str) -> None:
+        """End now: cancel the service, and leave it a few seconds to clean up."""
+        _log.info("stopping", reason=reason)
+        self._stopped = True
+        self._drain.set()
+        if self._service is not None:
+            self._service.cancel()
+        timer = threading.Timer(_STOP_GRACE_S, os._exit, args=(0,))
+        timer.daemon = True
+        timer.start()
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._signals += 1
+        if self._signals > 1:
+            os._exit(128 + number)
+        self._loop.call_soon_threadsafe(self.drain, signal.Signals(number).name)
+
+    def _membership_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("membership failed", exc_info=task.exception())
+            self.drain("membership failed")

@@ -1,0 +1,193 @@
+"""How a service process starts, runs and ends: arguments, configuration, signals, exit codes."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+import grpc.aio
+import structlog
+
+from services.common import log, metrics, trace
+from services.common.arguments import Arguments, parse_arguments, read_token
+from services.common.config import Model, load_spec, parse
+from services.common.errors import ConfigError, ServiceError
+from services.common.lifecycle import Lifecycle
+from services.common.listen import check_listen
+from services.common.membership import Identity, RegistryContract
+from services.common.peers import Peers
+from services.common.rpc import channel
+from services.common.runtime import Runtime
+from services.common.spec import SharedConfig, parse_shared
+from services.common.watchdog import Watchdog
+
+__all__ = ["RegistryContract", "Runtime", "entry"]
+
+OK, FAILED, CONFIG, RETRYABLE = 0, 1, 2, 3
+_RETRYABLE_CODES = {
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+}
+
+C = TypeVar("C", bound=Model)
+Service = Callable[[Runtime[C]], Awaitable[None]]
+
+
+def entry(
+    service: str,
+    config_cls: type[C],
+    load: Callable[[], Service[C]],
+    *,
+    doc: str,
+    registry: Callable[[], RegistryContract] | None = None,
+    argv: Sequence[str] | None = None,
+) -> NoReturn:
+    """Run a service from its command line, and exit the process.
+
+    `load` does the heavy imports and returns the service's coroutine function; `--help` and
+    `--check-config` do without it. `registry` imports the contract that `--registry` needs.
+    Exit codes: 0 done or drained, 2 the configuration is wrong, 3 failed for a reason that may
+    pass (a peer that was away), 1 anything else.
+    """
+    arguments = parse_arguments(service, config_cls, doc, sys.argv[1:] if argv is None else argv)
+    try:
+        spec, shared, config = _read(service, config_cls, arguments)
+        if arguments.check_config:
+            print(f"{arguments.config}: the configuration of {service} is valid")
+            sys.exit(OK)
+        surroundings = _surroundings(service, arguments, shared, registry)
+        sys.exit(_exit_code(surroundings, _run(surroundings, spec, shared, config, load)))
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(CONFIG)
+
+
+@dataclass(frozen=True, slots=True)
+class _Surroundings:
+    """What a process knows before its event loop runs."""
+
+    service: str
+    arguments: Arguments
+    run_id: str
+    run_dir: Path
+    token: str
+    contract: RegistryContract | None
+    log: structlog.stdlib.BoundLogger
+
+
+def _read(
+    service: str, config_cls: type[C], arguments: Arguments
+) -> tuple[dict[str, Any], SharedConfig, C]:
+    where = str(arguments.config)
+    spec = load_spec(arguments.config, arguments.overrides)
+    shared = parse_shared(spec, where=where)
+    config = parse(config_cls, spec.get(service, {}), where=f"{where} [{service}]")
+    return spec, shared, config
+
+
+def _surroundings(
+    service: str,
+    arguments: Arguments,
+    shared: SharedConfig,
+    registry: Callable[[], RegistryContract] | None,
+) -> _Surroundings:
+    if arguments.registry and registry is None:
+        raise ConfigError(f"{service} cannot use a registry: pass --peer NAME=HOST:PORT")
+    check_listen(arguments.listen)
+    token = read_token(arguments.token_file)
+    run_id = arguments.run_id or f"{shared.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    run_dir = arguments.run_dir or Path("runs") / run_id
+    run_dir.mkdir(parents=True, exist_ok=True)
+    log.setup(service, run_id, replica=arguments.replica)
+    log.add_secret(token)
+    contract = registry() if registry is not None and arguments.registry else None
+    logger = log.get_logger(f"services.{service}")
+    return _Surroundings(service, arguments, run_id, run_dir, token, contract, logger)
+
+
+async def _run(
+    around: _Surroundings,
+    spec: dict[str, Any],
+    shared: SharedConfig,
+    config: C,
+    load: Callable[[], Service[C]],
+) -> None:
+    arguments = around.arguments
+    registry = channel(arguments.registry, token=around.token) if arguments.registry else None
+    peers = Peers(
+        token=around.token,
+        run_id=around.run_id,
+        replica=arguments.replica,
+        fixed=arguments.peers,
+        registry=around.contract,
+        registry_channel=registry,
+    )
+    runtime = Runtime(
+        service=around.service,
+        config=config,
+        shared=shared,
+        spec=spec,
+        run_id=around.run_id,
+        run_dir=around.run_dir,
+        token=around.token,
+        peers=peers,
+        replica=arguments.replica,
+        listen=arguments.listen,
+        watchdog=Watchdog(dump_folder=around.run_dir / "stacks"),
+        log=around.log,
+    )
+    identity = Identity(around.run_id, around.service, arguments.replica, runtime.incarnation)
+    lifecycle = Lifecycle(runtime.drain, identity, around.contract, registry)
+    runtime.lifecycle = lifecycle
+    try:
+        await _serve(runtime, lifecycle, arguments, load)
+    finally:
+        await peers.close()
+        if registry is not None:
+            await registry.close()
+
+
+async def _serve(
+    runtime: Runtime[C],
+    lifecycle: Lifecycle,
+    arguments: Arguments,
+    load: Callable[[], Service[C]],
+) -> None:
+    lifecycle.install_signals()
+    if arguments.metrics_listen:
+        address = metrics.start_http(arguments.metrics_listen)
+        runtime.log.info("metrics are served", address=f"http://{address}/metrics")
+    service = load()  # before the watchdog: heavy imports are no blocked event loop
+    with runtime.watchdog.running():
+        await lifecycle.run(service(runtime))
+
+
+def _exit_code(around: _Surroundings, run: Coroutine[Any, Any, None]) -> int:
+    provider = trace.setup(around.service, around.run_id, around.run_dir / "traces")
+    try:
+        asyncio.run(run)
+    except ConfigError:
+        raise
+    except Exception as error:
+        # The outermost frame of the process: whatever it was becomes a log line and an exit code.
+        around.log.exception("the service failed", error=repr(error))
+        return RETRYABLE if _may_pass(error) else FAILED
+    finally:
+        if provider is not None:
+            provider.shutdown()
+    around.log.info("the service ended", pid=os.getpid())
+    return OK
+
+
+def _may_pass(error: Exception) -> bool:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return error.code() in _RETRYABLE_CODES
+    if isinstance(error, ServiceError):
+        return error.code in _RETRYABLE_CODES
+    return isinstance(error, ConnectionError | TimeoutError)

@@ -1,0 +1,142 @@
+"""A replica's membership in a run: it registers, says that it is alive, and obeys."""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from services.common.log import get_logger
+from services.common.peers import Peers, RegistryContract
+from services.common.rpc import seconds, service_error
+
+__all__ = ["Identity", "Membership", "Peers", "RegistryContract", "Status"]
+
+_CALL_TIMEOUT_S = 5.0
+# Until the registry has said what it wants.
+_INTERVAL_S = 1.0
+_ORPHAN_AFTER_S = 60.0
+_REPLACED = "REPLACED"
+_log = get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Status:
+    """What a replica says of itself with each heartbeat."""
+
+    phase: str = "starting"
+    serving: bool = False
+    step: int = 0
+    total_steps: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which process of which run this is; `incarnation` is new for every process."""
+
+    run_id: str
+    service: str
+    replica: int
+    incarnation: str
+
+
+class Membership:
+    """Registers an address and sends heartbeats.
+
+    Calls `drain(reason)` when told to, or when no heartbeat has got through for `orphan_after`;
+    calls `stop(reason)` when told to stop or replaced by another incarnation.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        contract: RegistryContract,
+        channel: grpc.aio.Channel,
+        *,
+        status: Callable[[], Status],
+        drain: Callable[[str], None],
+        stop: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._identity = identity
+        self._messages = contract.messages
+        self._stub = contract.stub(channel)
+        self._status = status
+        self._drain = drain
+        self._stop = stop
+        self._clock = clock
+        self._interval_s = _INTERVAL_S
+        self._orphan_after_s = _ORPHAN_AFTER_S
+        self._registered = False
+
+    async def run(self, address: str) -> None:
+        """Stay a member until cancelled, stopped or replaced."""
+        heard_at = self._clock()
+        orphaned = False
+        while True:
+            try:
+                ended = await self._beat(address)
+            except grpc.aio.AioRpcError as error:
+                ended = self._failed(error)
+            else:
+                heard_at, orphaned = self._clock(), False
+            if ended:
+                return
+            if not orphaned and self._clock() - heard_at > self._orphan_after_s:
+                orphaned = True
+                self._drain(f"no word from the launcher for {self._orphan_after_s:.0f} s")
+            await asyncio.sleep(self._interval_s)
+
+    async def _beat(self, address: str) -> bool:
+        """Register or send a heartbeat; true if that was the end."""
+        if not self._registered:
+            response = await self._stub.Register(self._register(address), timeout=_CALL_TIMEOUT_S)
+            self._interval_s = seconds(response.heartbeat_interval) or _INTERVAL_S
+            self._orphan_after_s = seconds(response.orphan_after) or _ORPHAN_AFTER_S
+            self._registered = True
+        response = await self._stub.Heartbeat(self._heartbeat(), timeout=_CALL_TIMEOUT_S)
+        if response.command == self._messages.COMMAND_DRAIN:
+            self._drain("the launcher said so")
+        if response.command == self._messages.COMMAND_STOP:
+            self._stop("the launcher said so")
+            return True
+        return False
+
+    def _failed(self, error: grpc.aio.AioRpcError) -> bool:
+        reason = service_error(error)
+        if reason is not None and reason.reason == _REPLACED:
+            self._stop("another process has taken this replica's place")
+            return True
+        # A launcher that answers but has forgotten this process is told about it again.
+        self._registered = self._registered and reason is None
+        code = error.code().name
+        _log.warning("a heartbeat failed", code=code, details=error.details())
+        return False
+
+    def _register(self, address: str) -> Any:
+        return self._messages.RegisterRequest(**self._who(), address=address, pid=os.getpid())
+
+    def _heartbeat(self) -> Any:
+        status = self._status()
+        return self._messages.HeartbeatRequest(
+            **self._who(),
+            phase=status.phase,
+            serving=status.serving,
+            step=status.step,
+            total_steps=status.total_steps,
+            metrics=status.metrics,
+        )
+
+    def _who(self) -> dict[str, Any]:
+        identity = self._identity
+        return {
+            "run_id": identity.run_id,
+            "service": identity.service,
+            "replica": identity.replica,
+            "incarnation": identity.incarnation,
+        }

@@ -1,0 +1,156 @@
+"""Channels to the other services of a run, wherever they are at the moment."""
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from services.common.channel import CallDefaults, Channel, MetadataSource
+from services.common.errors import ConfigError
+from services.common.log import get_logger
+from services.common.rpc import DEFAULT_STREAM_TIMEOUT_S, DEFAULT_TIMEOUT_S, plain_channel
+
+_RETRY_S = 1.0
+_RESOLVE_TIMEOUT_S = 3600.0
+# As long as a call without a deadline of its own may still be running on an abandoned channel.
+_OLD_CHANNEL_GRACE_S = 120.0
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryContract:
+    """The generated code of flotilla.launcher.v1.RegistryService, handed in by a composition root:
+    its stub class and its messages module."""
+
+    stub: Callable[[Any], Any]
+    messages: Any
+
+
+class Peers:
+    """Resolves services to channels: by fixed addresses, else by the registry.
+
+    Of several replicas of a service it stays with one as long as that one is registered; callers
+    with different `replica` numbers are spread over them.
+    """
+
+    def __init__(
+        self,
+        *,
+        token: str,
+        run_id: str,
+        replica: int = 0,
+        fixed: Mapping[str, str] | None = None,
+        registry: RegistryContract | None = None,
+        registry_channel: grpc.aio.Channel | None = None,
+    ) -> None:
+        self._token = token
+        self._run_id = run_id
+        self._replica = replica
+        self._fixed = dict(fixed or {})
+        self._registry = registry
+        self._registry_channel = registry_channel
+        self._peers: dict[str, _Peer] = {}
+
+    async def channel(
+        self,
+        service: str,
+        *,
+        metadata: MetadataSource | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        stream_timeout_s: float = DEFAULT_STREAM_TIMEOUT_S,
+    ) -> grpc.aio.Channel:
+        """A channel to `service`; waits until the service is there.
+
+        It follows the service to new addresses, so stubs made from it stay good. Calls behave as
+        on `rpc.channel`, but where the registry resolves the service, a call to one that has gone
+        fails with UNAVAILABLE after some seconds instead of waiting for it: the next one may
+        already go to its successor. Raises ConfigError if nothing can resolve `service`.
+        """
+        peer = self._peers.get(service)
+        if peer is None:
+            peer = self._peers[service] = self._resolve(service)
+        await peer.known.wait()
+        defaults = CallDefaults(self._token, metadata, timeout_s, stream_timeout_s)
+        return Channel(peer.current, defaults)
+
+    async def close(self) -> None:
+        """Close every channel; calls still running on them are cancelled."""
+        for peer in self._peers.values():
+            await peer.close()
+
+    def _resolve(self, service: str) -> "_Peer":
+        peer = _Peer(service)
+        if service in self._fixed:
+            peer.move(self._fixed[service], wait_for_ready=True)
+        elif self._registry is not None and self._registry_channel is not None:
+            peer.task = asyncio.create_task(self._follow(peer), name=f"resolve-{service}")
+        else:
+            raise ConfigError(
+                f"nobody knows where {service} is: pass --peer {service}=HOST:PORT, or"
+                " --registry HOST:PORT"
+            )
+        return peer
+
+    async def _follow(self, peer: "_Peer") -> None:
+        assert self._registry is not None
+        stub = self._registry.stub(self._registry_channel)
+        request = self._registry.messages.ResolvePeersRequest(
+            run_id=self._run_id, service=peer.service
+        )
+        while True:
+            try:
+                async for response in stub.ResolvePeers(request, timeout=_RESOLVE_TIMEOUT_S):
+                    self._choose(peer, {entry.replica: entry.address for entry in response.peers})
+            except grpc.aio.AioRpcError as error:
+                _log.debug("cannot resolve a peer", peer=peer.service, code=error.code().name)
+            await asyncio.sleep(_RETRY_S * random.uniform(0.5, 1.0))
+
+    def _choose(self, peer: "_Peer", addresses: Mapping[int, str]) -> None:
+        if not addresses:
+            return  # it may come back where it was
+        replica = peer.replica
+        if replica is None or replica not in addresses:
+            replicas = sorted(addresses)
+            replica = peer.replica = replicas[self._replica % len(replicas)]
+        peer.move(addresses[replica], wait_for_ready=False)
+
+
+class _Peer:
+    """One service: its present address, and the channel to it."""
+
+    def __init__(self, service: str) -> None:
+        self.service = service
+        self.replica: int | None = None
+        self.known = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+        self._address: str | None = None
+        self._channel: grpc.aio.Channel | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def current(self) -> grpc.aio.Channel:
+        assert self._channel is not None, "known is set before anyone gets a channel"
+        return self._channel
+
+    def move(self, address: str, *, wait_for_ready: bool) -> None:
+        if address == self._address:
+            return
+        old, self._address = self._channel, address
+        self._channel = plain_channel(address, wait_for_ready=wait_for_ready)
+        self.known.set()
+        _log.info("found a peer", peer=self.service, replica=self.replica, address=address)
+        if old is not None:
+            closing = asyncio.create_task(old.close(_OLD_CHANNEL_GRACE_S))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        tasks = [task for task in (self.task, *self._closing) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._channel is not None:
+            await self._channel.close()

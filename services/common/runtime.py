@@ -1,0 +1,78 @@
+"""What a running service is given."""
+
+import asyncio
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import structlog
+
+from services.common.config import Model
+from services.common.lifecycle import Lifecycle
+from services.common.log import get_logger
+from services.common.peers import Peers
+from services.common.spec import SharedConfig
+from services.common.watchdog import Watchdog
+
+C = TypeVar("C", bound=Model)
+
+
+@dataclass
+class Runtime(Generic[C]):
+    """Configuration, identity and surroundings of one service process.
+
+    When `drain` is set, the service finishes what it has begun, takes nothing new and returns.
+    """
+
+    service: str
+    config: C
+    shared: SharedConfig
+    # The whole run spec, other services' sections included.
+    spec: dict[str, Any]
+    run_id: str
+    run_dir: Path
+    token: str
+    peers: Peers
+    replica: int = 0
+    # New for every process.
+    incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
+    listen: str = "127.0.0.1:0"
+    drain: asyncio.Event = field(default_factory=asyncio.Event)
+    watchdog: Watchdog = field(default_factory=Watchdog)
+    log: structlog.stdlib.BoundLogger = field(default_factory=lambda: get_logger("services"))
+    # None outside of a process that `entry` started: status and announcements go nowhere then.
+    lifecycle: Lifecycle | None = None
+
+    @property
+    def worker_id(self) -> str:
+        return f"{self.service}-{self.replica}"
+
+    def set_status(
+        self,
+        *,
+        phase: str | None = None,
+        serving: bool | None = None,
+        step: int | None = None,
+        total_steps: int | None = None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """Change what the next heartbeat says; None leaves a value as it is."""
+        if self.lifecycle is None:
+            return
+        given = {
+            "phase": phase,
+            "serving": serving,
+            "step": step,
+            "total_steps": total_steps,
+            "metrics": None if metrics is None else dict(metrics),
+        }
+        for name, value in given.items():
+            if value is not None:
+                setattr(self.lifecycle.status, name, value)
+
+    async def announce(self, address: str) -> None:
+        """Tell the launcher that this replica is reached at `address`; heartbeats follow."""
+        if self.lifecycle is not None:
+            self.lifecycle.announce(address)
