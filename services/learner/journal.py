@@ -105,20 +105,24 @@ class Journal:
 
         await self._writer.write(work)
 
-    async def receive(self, trajectory: Trajectory) -> bool:
-        """Keep a trajectory; True when it is new. Raises ContentConflictError."""
+    async def receive(self, trajectory: Trajectory, dropped: str = "") -> bool:
+        """Keep a trajectory; True when it is new. Raises ContentConflictError.
+
+        `dropped` says why it will not be used, when that is known already.
+        """
         key = trajectory.key
         digest = trajectories.record_digest(trajectory)
         row = (
             *(key.group_id, key.attempt_index, key.attempt_try),
             *(trajectory.reward, trajectory.failure, digest, trajectory.content_digest),
             *(trajectories.summary(trajectory), trajectories.payload(trajectory), time.time()),
+            dropped,
         )
 
         def work(db: sqlite3.Connection) -> bool:
             known = record_digest(db, key)
             if known is None:
-                db.execute("INSERT INTO trajectories VALUES (?,?,?,?,?,?,?,?,?,?)", row)
+                db.execute("INSERT INTO trajectories VALUES (?,?,?,?,?,?,?,?,?,?,?)", row)
                 return True
             if known != digest:
                 raise ContentConflictError(f"other content is journaled under {key}")
@@ -130,9 +134,9 @@ class Journal:
         """Of what is journaled under a key, if anything is."""
         return await self.read(lambda db: record_digest(db, key))
 
-    async def end_groups(self, ended: Iterable[Ended], requeued: Iterable[GroupSpec] = ()) -> None:
-        """Note groups that are complete or dropped, with the groups that replace them."""
-        rows = [("dropped" if e.reason else "complete", e.reason, e.group.group_id) for e in ended]
+    async def drop_groups(self, ended: Iterable[Ended], requeued: Iterable[GroupSpec] = ()) -> None:
+        """Note groups that were dropped, with the groups that replace them."""
+        rows = [("dropped", e.reason, e.group.group_id) for e in ended]
         specs = list(requeued)
 
         def work(db: sqlite3.Connection) -> None:
@@ -238,7 +242,7 @@ class Journal:
                 (eval_id, moment, version, json.dumps(results)),
             )
             db.execute(
-                "UPDATE groups SET state = 'evaluated' WHERE eval_id = ? AND state = 'complete'",
+                "UPDATE groups SET state = 'evaluated' WHERE eval_id = ? AND state = 'open'",
                 (eval_id,),
             )
 

@@ -53,7 +53,7 @@ def unfinished_groups(db: sqlite3.Connection) -> list[StoredGroup]:
     """The TRAIN groups whose work is neither planned nor dropped, oldest first."""
     rows = db.execute(
         f"SELECT {_SPEC}, leased FROM groups WHERE purpose = 'train'"
-        " AND state IN ('open', 'complete') ORDER BY sequence_number, group_id"
+        " AND state = 'open' ORDER BY sequence_number, group_id"
     ).fetchall()
     return [_stored(db, row) for row in rows]
 
@@ -62,6 +62,7 @@ def accounts(db: sqlite3.Connection) -> dict[str, int]:
     """Where every acknowledged try went (I2); the values sum to `acknowledged`."""
     sql = """
     SELECT CASE WHEN t.failure IS NOT NULL THEN 'failed'
+                WHEN t.dropped != '' THEN 'dropped/' || t.dropped
                 WHEN g.state = 'planned' THEN 'trained'
                 WHEN g.state = 'evaluated' THEN 'evaluated'
                 WHEN g.state IN ('dropped', 'filtered') THEN 'dropped/' || g.reason

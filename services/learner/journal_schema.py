@@ -12,7 +12,7 @@ TABLES = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS epochs (
   run_epoch INTEGER PRIMARY KEY, forked_version INTEGER, started REAL NOT NULL);
--- state: open, complete, planned, filtered, dropped, evaluated
+-- state: open, planned, filtered, dropped, evaluated
 CREATE TABLE IF NOT EXISTS groups (
   group_id TEXT PRIMARY KEY, sequence_number INTEGER NOT NULL, purpose TEXT NOT NULL,
   eval_id TEXT NOT NULL, spec TEXT NOT NULL, leased INTEGER NOT NULL,
@@ -26,6 +26,7 @@ CREATE TABLE IF NOT EXISTS trajectories (
   group_id TEXT NOT NULL, attempt_index INTEGER NOT NULL, try INTEGER NOT NULL,
   reward REAL, failure TEXT, record_digest BLOB NOT NULL, content_digest BLOB NOT NULL,
   summary TEXT NOT NULL, payload BLOB, received REAL NOT NULL,
+  dropped TEXT NOT NULL,
   PRIMARY KEY (group_id, attempt_index, try));
 -- One step's attempts in order, committed before the step runs.
 CREATE TABLE IF NOT EXISTS plans (

@@ -1,0 +1,268 @@
+"""Protobuf in, the learner's words out. Everything is checked on the way."""
+
+import hashlib
+import math
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flotilla.learner.v1 import group_service_pb2 as groups_pb
+from flotilla.learner.v1 import policy_pb2, trajectory_pb2
+from services.common.rpc import seconds
+from services.learner.trajectory import Counts, Facts, Media, Trajectory, TurnTiming
+from services.learner.types import (
+    AttemptKey,
+    Author,
+    FailureKind,
+    PolicyId,
+    Sequence,
+    Span,
+    StopReason,
+)
+
+_MAX_SEQUENCES = 256
+_MAX_TURNS = 4096
+_MAX_DETAIL = 2000
+_MAX_REWARD = 1e6
+
+
+class MalformedError(ValueError):
+    """The message contradicts itself or the contract."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a token sequence may be."""
+
+    vocab_size: int
+    max_tokens: int
+
+
+class Assembly:
+    """Puts the parts of one submission together. Raises MalformedError."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._header: trajectory_pb2.TrajectoryHeader | None = None
+        self._token_ids: list[list[bytes]] = []
+        self._logprobs: list[list[bytes]] = []
+        self._received = 0
+        self._end: bytes | None = None
+
+    def add(self, part: groups_pb.SubmitTrajectoryRequest) -> None:
+        """Take the next message of the stream."""
+        kind = part.WhichOneof("part")
+        if self._end is not None:
+            raise MalformedError(f"{kind} after the end")
+        if kind == "header" and self._header is None:
+            self._open(part.header)
+        elif kind == "chunk" and self._header is not None:
+            self._extend(part.chunk)
+        elif kind == "end" and self._header is not None:
+            self._end = part.end.content_digest
+        else:
+            raise MalformedError(f"expected header, chunks, end; got {kind} out of order")
+
+    def trajectory(self) -> Trajectory:
+        """The whole, once the stream has ended."""
+        header = self._header
+        if header is None or self._end is None:
+            raise MalformedError("the stream broke off before its end part")
+        token_ids = [b"".join(parts) for parts in self._token_ids]
+        logprobs = [b"".join(parts) for parts in self._logprobs]
+        digest = hashlib.sha256()
+        for ids, scores in zip(token_ids, logprobs, strict=True):
+            digest.update(ids)
+            digest.update(scores)
+        if digest.digest() != self._end:
+            raise MalformedError("content_digest does not match the chunks received")
+        sequences = tuple(
+            _sequence(item, ids, scores, self._limits, f"sequence {number}")
+            for number, (item, ids, scores) in enumerate(
+                zip(header.sequences, token_ids, logprobs, strict=True)
+            )
+        )
+        return _trajectory(header, sequences, self._end)
+
+    def _open(self, header: trajectory_pb2.TrajectoryHeader) -> None:
+        count = len(header.sequences)
+        if count > _MAX_SEQUENCES or len(header.turns) > _MAX_TURNS:
+            raise MalformedError(f"{count} sequences, {len(header.turns)} turns are too many")
+        for number, sequence in enumerate(header.sequences):
+            if not 0 < sequence.token_count <= self._limits.max_tokens:
+                raise MalformedError(
+                    f"sequence {number} has {sequence.token_count} tokens;"
+                    f" 1 to {self._limits.max_tokens} are allowed"
+                )
+        self._header = header
+        self._token_ids = [[] for _ in range(count)]
+        self._logprobs = [[] for _ in range(count)]
+        self._expected = sum(8 * sequence.token_count for sequence in header.sequences)
+
+    def _extend(self, chunk: trajectory_pb2.SequenceChunk) -> None:
+        if chunk.sequence_index >= len(self._token_ids):
+            raise MalformedError(f"chunk of sequence {chunk.sequence_index}, which has no header")
+        self._received += len(chunk.token_ids) + len(chunk.logprobs)
+        if self._received > self._expected:
+            raise MalformedError("the chunks hold more than the header announced")
+        self._token_ids[chunk.sequence_index].append(chunk.token_ids)
+        self._logprobs[chunk.sequence_index].append(chunk.logprobs)
+
+
+def policy_id(message: policy_pb2.PolicyId) -> PolicyId:
+    return PolicyId(message.run_epoch, message.version, message.fingerprint)
+
+
+def floats(data: bytes) -> NDArray[np.float32]:
+    """Little-endian float32. Raises MalformedError."""
+    if len(data) % 4:
+        raise MalformedError(f"{len(data)} bytes are not a whole number of float32")
+    return np.frombuffer(data, dtype="<f4")
+
+
+_AUTHORS = {
+    trajectory_pb2.AUTHOR_PROMPT: Author.PROMPT,
+    trajectory_pb2.AUTHOR_POLICY: Author.POLICY,
+    trajectory_pb2.AUTHOR_ENVIRONMENT: Author.ENVIRONMENT,
+}
+_STOPS = {
+    trajectory_pb2.STOP_REASON_DONE: StopReason.DONE,
+    trajectory_pb2.STOP_REASON_MAX_TURNS: StopReason.MAX_TURNS,
+    trajectory_pb2.STOP_REASON_CONTEXT_OVERFLOW: StopReason.CONTEXT_OVERFLOW,
+    trajectory_pb2.STOP_REASON_GENERATION_LENGTH: StopReason.GENERATION_LENGTH,
+    trajectory_pb2.STOP_REASON_TIMEOUT: StopReason.TIMEOUT,
+}
+_FAILURES = {
+    trajectory_pb2.FAILURE_KIND_ENV_LOST: FailureKind.ENV_LOST,
+    trajectory_pb2.FAILURE_KIND_ENGINE_ERROR: FailureKind.ENGINE_ERROR,
+    trajectory_pb2.FAILURE_KIND_ABORTED: FailureKind.ABORTED,
+    trajectory_pb2.FAILURE_KIND_NO_GRADE: FailureKind.NO_GRADE,
+}
+
+
+def _sequence(
+    header: trajectory_pb2.SequenceHeader, ids: bytes, scores: bytes, limits: Limits, where: str
+) -> Sequence:
+    if len(ids) != 4 * header.token_count:
+        raise MalformedError(f"{where}: {len(ids)} bytes for {header.token_count} token ids")
+    spans = tuple(_span(span, where) for span in header.spans)
+    covered = sum(span.length for span in spans)
+    if covered != header.token_count:
+        raise MalformedError(f"{where}: spans cover {covered} of {header.token_count} tokens")
+    _check_order(spans, where)
+    token_ids = np.frombuffer(ids, dtype="<i4")
+    if token_ids.min() < 0 or token_ids.max() >= limits.vocab_size:
+        raise MalformedError(f"{where}: a token id is outside 0..{limits.vocab_size - 1}")
+    logprobs = floats(scores)
+    written = sum(span.length for span in spans if span.author is Author.POLICY)
+    if len(logprobs) != written:
+        raise MalformedError(f"{where}: {len(logprobs)} logprobs for {written} policy tokens")
+    if written and not (np.isfinite(logprobs).all() and logprobs.max() <= 0):
+        raise MalformedError(f"{where}: logprobs must be finite and at most 0")
+    return Sequence(token_ids, spans, logprobs)
+
+
+def _span(span: trajectory_pb2.Span, where: str) -> Span:
+    author = _AUTHORS.get(span.author)
+    if author is None or not span.length:
+        raise MalformedError(f"{where}: a span needs an author and a length")
+    written = author is Author.POLICY
+    if written != span.HasField("policy") or written != span.HasField("temperature"):
+        raise MalformedError(f"{where}: policy and temperature belong to policy spans alone")
+    if not written:
+        return Span(author, span.length)
+    if not (math.isfinite(span.temperature) and span.temperature >= 0):
+        raise MalformedError(f"{where}: temperature {span.temperature}")
+    return Span(author, span.length, policy_id(span.policy), span.temperature)
+
+
+def _check_order(spans: Items[Span], where: str) -> None:
+    policies = [span.policy for span in spans if span.policy is not None]
+    for earlier, later in pairwise(policies):
+        if later < earlier:
+            raise MalformedError(f"{where}: the policy goes back to an older one")
+
+
+def _trajectory(
+    header: trajectory_pb2.TrajectoryHeader, sequences: tuple[Sequence, ...], digest: bytes
+) -> Trajectory:
+    key = getattr(header.key, "try")
+    reward, failure, no_grade = _outcome(header)
+    stop = _STOPS.get(header.stop_reason)
+    if reward is not None and (stop is None or not sequences):
+        raise MalformedError("a graded attempt needs a stop reason and at least one sequence")
+    if len(header.detail) > _MAX_DETAIL:
+        raise MalformedError(f"detail has {len(header.detail)} characters; at most {_MAX_DETAIL}")
+    return Trajectory(
+        key=AttemptKey(header.key.group_id, header.key.attempt_index, key),
+        lease_id=header.lease_id,
+        sequences=sequences,
+        content_digest=digest,
+        reward=reward,
+        failure=failure,
+        no_grade=no_grade,
+        detail=header.detail,
+        stop_reason=stop,
+        partial_reward=header.partial_reward if header.HasField("partial_reward") else None,
+        checks_passed=tuple(header.checks_passed),
+        checks_failed=tuple(header.checks_failed),
+        turns=tuple(_turn(turn) for turn in header.turns),
+        counts=_counts(header.counts),
+        facts=_facts(header),
+        media=tuple(tuple(_media(item) for item in s.media) for s in header.sequences),
+    )
+
+
+def _outcome(
+    header: trajectory_pb2.TrajectoryHeader,
+) -> tuple[float | None, FailureKind | None, str]:
+    kind = header.WhichOneof("outcome")
+    if kind == "reward":
+        if not (math.isfinite(header.reward) and abs(header.reward) <= _MAX_REWARD):
+            raise MalformedError(f"reward {header.reward} is out of bounds")
+        return header.reward, None, ""
+    if kind == "no_grade":
+        name = trajectory_pb2.NoGradeReason.Name(header.no_grade)
+        return None, FailureKind.NO_GRADE, name.removeprefix("NO_GRADE_REASON_").lower()
+    failure = _FAILURES.get(header.failure)
+    if failure is None:
+        raise MalformedError("exactly one of reward, no_grade and failure must be set")
+    return None, failure, ""
+
+
+def _turn(turn: trajectory_pb2.TurnTiming) -> TurnTiming:
+    spent = (seconds(turn.generate), seconds(turn.tools))
+    return TurnTiming(*spent, turn.prompt_tokens, turn.generated_tokens)
+
+
+def _counts(counts: trajectory_pb2.TrajectoryCounts) -> Counts:
+    return Counts(
+        turns=counts.turns,
+        tool_calls=counts.tool_calls,
+        tool_errors=dict(counts.tool_errors),
+        parse_errors=counts.parse_errors,
+        repeats=counts.repeats,
+        open_s=seconds(counts.open),
+        grade_s=seconds(counts.grade),
+    )
+
+
+def _facts(header: trajectory_pb2.TrajectoryHeader) -> Facts:
+    return Facts(
+        env_key=header.env_key,
+        task_key=header.task_key,
+        env_version=header.env_version,
+        data_version=header.data_version,
+        tool_schema_digest=header.tool_schema_digest.hex(),
+        prompt_digest=header.prompt_digest.hex(),
+        instance_id=header.instance_id,
+        worker_id=header.worker_id,
+    )
+
+
+def _media(item: trajectory_pb2.MediaReference) -> Media:
+    digests = (item.sha256.hex(), item.processor_digest.hex())
+    return Media(digests[0], item.mime, tuple(item.grid), item.token_offset, digests[1])

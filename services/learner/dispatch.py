@@ -1,0 +1,343 @@
+"""Groups on their way out as leases and back as trajectories: the lease book and the journal,
+kept in step.
+
+The order is always the same. A lease: book, journal, reply. A trajectory: journal, book,
+receipt. A crash between two of them leaves a lease that expires, or a trajectory that the
+next start finds in the journal.
+"""
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from services.learner import trajectory as trajectories
+from services.learner.batcher import Batch, Batcher, ReadyGroup, Record
+from services.learner.group_types import Ended, GroupSpec, Lease, LeaseLostError, Purpose
+from services.learner.journal import ContentConflictError, Journal
+from services.learner.journal_schema import StoredGroup
+from services.learner.leases import LeaseBook
+from services.learner.lineage import Lineage, Standing
+from services.learner.tally import Tally
+from services.learner.trajectory import Trajectory
+from services.learner.types import AttemptKey, PolicyId
+
+T = TypeVar("T")
+
+_REMEMBERED_REQUESTS = 4096
+
+
+class UnknownPolicyError(ValueError):
+    """A trajectory names a policy that was never published."""
+
+
+class DrainingError(Exception):
+    """No more work is given out."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRequest:
+    """One poll of a worker."""
+
+    request_id: str
+    worker_id: str
+    incarnation: str
+    holding: PolicyId | None
+    free_attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a worker is told about a submission."""
+
+    repeated: bool
+    group_complete: bool
+
+
+class Dispatcher:
+    """Leases groups, takes trajectories, and hands complete groups on.
+
+    TRAIN groups go to the batcher; `on_eval_group` gets the others. All methods run on one
+    event loop; `changed` is notified after anything that a waiter may be waiting for.
+    """
+
+    def __init__(
+        self,
+        book: LeaseBook,
+        batcher: Batcher,
+        journal: Journal,
+        lineage: Lineage,
+        *,
+        run_epoch: int,
+        seed: int,
+        max_requeues: int,
+    ) -> None:
+        self.book = book
+        self.batcher = batcher
+        self.lineage = lineage
+        self.run_epoch = run_epoch
+        self.tally = Tally()
+        self.changed = asyncio.Condition()
+        self.draining = False
+        self.on_eval_group: Callable[[ReadyGroup], None] = _ignore
+        self._journal = journal
+        self._seed = seed
+        self._max_requeues = max_requeues
+        self._records: dict[str, dict[AttemptKey, Record]] = {}
+        self._answers: OrderedDict[str, str] = OrderedDict()
+        self._journaling: dict[str, asyncio.Task[None]] = {}
+        self._writes: set[asyncio.Task[Any]] = set()
+
+    # --- leases
+
+    async def lease(self, request: LeaseRequest, poll_s: float) -> Lease | None:
+        """Wait up to `poll_s` for a group; a repeated request gets the lease it got before."""
+        self._greet(request)
+        try:
+            async with asyncio.timeout(poll_s), self.changed:
+                while request.request_id not in self._answers and not self._grant(request):
+                    await self.changed.wait()
+        except TimeoutError:
+            return None
+        lease_id = self._answers[request.request_id]
+        if writing := self._journaling.get(lease_id):
+            await asyncio.shield(writing)
+        return self.book.holder(lease_id)
+
+    def seeds(self, lease: Lease) -> list[int]:
+        """Of the lease's attempts: a function of the run's seed, the attempt and its try."""
+        return [_seed(self._seed, lease.group.group_id, *attempt) for attempt in lease.attempts]
+
+    async def release(self, worker_id: str, lease_ids: Iterable[str]) -> None:
+        self.book.release(worker_id, lease_ids)
+        await self.notify()
+
+    async def set_holding(self, worker_id: str, policy: PolicyId) -> None:
+        """A worker's engine serves a policy now: it may get work that it could not before."""
+        self.book.workers.holds(worker_id, policy)
+        await self.notify()
+
+    # --- trajectories
+
+    async def submit(self, trajectory: Trajectory) -> Receipt:
+        """Take a finished try; when this returns it is durable.
+
+        Raises LeaseLostError, ContentConflictError, UnknownPolicyError or ValueError.
+        """
+        try:
+            spec = self.book.check(trajectory.lease_id, trajectory.key, now())
+        except LeaseLostError:
+            known = await self._journal.record_digest(trajectory.key)
+            if known is None:
+                raise
+            if known != trajectories.record_digest(trajectory):
+                raise ContentConflictError(
+                    f"other content is journaled under {trajectory.key}"
+                ) from None
+            return Receipt(repeated=True, group_complete=True)
+        for policy in trajectory.policies:
+            if self.lineage.standing(policy) is Standing.UNKNOWN:
+                raise UnknownPolicyError(f"{policy.run_epoch}:{policy.version} was never published")
+        return await self._finish(self._store(spec, trajectory))
+
+    async def _store(self, spec: GroupSpec, trajectory: Trajectory) -> Receipt:
+        record = self._record(spec, trajectory)
+        new = await self._journal.receive(trajectory, record.dropped)
+        ended = self._take(spec, record) if new else None
+        if ended:
+            await self._settle([ended])
+        complete = self.book.holder(trajectory.lease_id) is None
+        return Receipt(repeated=not new, group_complete=complete)
+
+    def _record(self, spec: GroupSpec, trajectory: Trajectory) -> Record:
+        versions = [policy.version for policy in trajectory.policies]
+        return Record(
+            trajectory=replace(trajectory, sequences=()),
+            policy_tokens=trajectory.policy_tokens,
+            total_tokens=sum(len(s.token_ids) for s in trajectory.sequences),
+            oldest_version=min(versions, default=None),
+            newest_version=max(versions, default=None),
+            dropped=self._unusable(spec, trajectory.policies),
+        )
+
+    def _unusable(self, spec: GroupSpec, policies: Sequence[PolicyId]) -> str:
+        if any(self.lineage.standing(p) is not Standing.SURVIVING for p in policies):
+            return "orphan_policy"
+        if spec.exact_policy and any(p != spec.exact_policy for p in policies):
+            return "other_policy"
+        return ""
+
+    def _take(self, spec: GroupSpec, record: Record) -> Ended | None:
+        key = record.trajectory.key
+        self._records.setdefault(spec.group_id, {})[key] = record
+        self.tally.received(record, spec.purpose)
+        graded = record.trajectory.reward is not None and not record.dropped
+        return self.book.record(key, graded=graded, oldest_version=record.oldest_version)
+
+    # --- groups
+
+    async def expire(self) -> None:
+        """Take back overdue leases and end overdue groups; call it now and then."""
+        await self._settle(self.book.expire(now()))
+
+    async def published(self, policy: PolicyId, trained: Batch | None) -> None:
+        """A new policy is out: free the slots of its step, and drop what is now too old."""
+        self.lineage.add(policy)
+        self.book.policy = policy
+        if trained:
+            self._forget(group.spec.group_id for group in trained.all_groups)
+        await self._drop_stale()
+
+    async def take_batch(self) -> Batch:
+        """Wait for one step's groups."""
+        while True:
+            version = await self._drop_stale()
+            async with self.changed:
+                if batch := self.batcher.take(version):
+                    return batch
+                await self.changed.wait()
+
+    async def add_eval(self, specs: Sequence[GroupSpec]) -> None:
+        self.book.add_eval(specs)
+        await self.notify()
+
+    async def drop_eval(self, group_ids: Sequence[str], reason: str) -> None:
+        await self._settle(self.book.drop(group_ids, reason))
+
+    def forget_eval(self, group_ids: Sequence[str]) -> None:
+        """Free the slots of evaluated groups."""
+        self._forget(group_ids)
+
+    async def restore(self, stored: StoredGroup) -> None:
+        """Take up a group of an earlier epoch, its trajectories and its lease."""
+        spec = stored.spec
+        if not stored.leased:
+            self.book.requeue(spec)
+            return
+        self.book.restore(spec, now())
+        ended = [self._take(spec, self._record(spec, t)) for t in stored.trajectories]
+        if stored.lease:
+            lease_id, worker_id, incarnation, request_id = stored.lease
+            self.book.restore_lease(lease_id, spec.group_id, (worker_id, incarnation), now())
+            self._remember(request_id, lease_id)
+        await self._settle([e for e in ended if e])
+
+    async def drain(self) -> None:
+        """Give out no more work."""
+        self.draining = True
+        await self.notify()
+
+    async def notify(self) -> None:
+        async with self.changed:
+            self.changed.notify_all()
+
+    # --- inside
+
+    def _greet(self, request: LeaseRequest) -> None:
+        self.book.greet(request.worker_id, request.incarnation, now())
+        self.book.workers.holds(request.worker_id, request.holding)
+
+    def _grant(self, request: LeaseRequest) -> bool:
+        """Lease something to a polling worker, if there is something for it."""
+        if self.draining:
+            raise DrainingError("the learner is draining")
+        worker = self.book.workers.get(request.worker_id)
+        if worker is None:
+            self._greet(request)
+        elif worker.incarnation != request.incarnation:
+            return False
+        lease_id = uuid4().hex
+        lease = self.book.lease(request.worker_id, request.free_attempts, lease_id, now())
+        if lease is None:
+            return False
+        self._remember(request.request_id, lease_id)
+        write = self._journal.leased(lease, request.incarnation, request.request_id, self.run_epoch)
+        task = self._journaling[lease_id] = self._start(write)
+        task.add_done_callback(lambda _: self._journaling.pop(lease_id))
+        return True
+
+    def _remember(self, request_id: str, lease_id: str) -> None:
+        self._answers[request_id] = lease_id
+        while len(self._answers) > _REMEMBERED_REQUESTS:
+            self._answers.popitem(last=False)
+
+    async def _settle(self, ended: Sequence[Ended]) -> None:
+        """Hand complete groups on; journal dropped ones, with those that replace them."""
+        dropped = [e for e in ended if e.reason]
+        requeued = [spec for e in dropped if (spec := self._replacement(e))]
+        for group in ended:
+            ready = self._ready(group)
+            if group.reason:
+                self.tally.dropped(group.reason, ready)
+                self._forget([group.group.group_id])
+            elif group.group.purpose is Purpose.TRAIN:
+                self.batcher.add(ready)
+            else:
+                self.on_eval_group(ready)
+        if dropped:
+            await self._journal.drop_groups(dropped, requeued)
+        for spec in requeued:
+            self.book.requeue(spec)
+        await self.notify()
+
+    async def _drop_stale(self) -> int:
+        """End what the next step may no longer train on; returns the trainer's version."""
+        version = self.book.policy.version if self.book.policy else 0
+        ended = self.book.drop_stale(self.batcher.oldest_allowed(version))
+        for group in self.batcher.drop_stale(version):
+            keys = tuple(record.trajectory.key for record in group.graded)
+            ended.append(Ended(group.spec, keys, group.oldest_version or 0, "stale"))
+        if ended:
+            await self._settle(ended)
+        return version
+
+    def _ready(self, ended: Ended) -> ReadyGroup:
+        records = self._records.get(ended.group.group_id, {})
+        graded = tuple(records[key] for key in ended.graded)
+        others = tuple(r for key, r in records.items() if key not in ended.graded)
+        return ReadyGroup(ended.group, graded, others)
+
+    def _replacement(self, ended: Ended) -> GroupSpec | None:
+        """A new group for a task that failed, or none when it is quarantined."""
+        spec = ended.group
+        if ended.reason != "too_few_graded" or spec.purpose is not Purpose.TRAIN:
+            return None
+        if spec.requeues >= self._max_requeues:
+            self.tally.quarantined.append(spec.task.key)
+            return None
+        stem = spec.group_id.rsplit("r", 1)[0]
+        requeues = spec.requeues + 1
+        return replace(spec, group_id=f"{stem}r{requeues}", requeues=requeues)
+
+    def _forget(self, group_ids: Iterable[str]) -> None:
+        ids = list(group_ids)
+        self.book.free(ids)
+        for group_id in ids:
+            self._records.pop(group_id, None)
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
+        self._writes.add(task)
+        task.add_done_callback(self._writes.discard)
+        return task
+
+    async def _finish(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do `work` to its end even when the caller goes away."""
+        return await asyncio.shield(self._start(work))
+
+
+def now() -> float:
+    """Monotonic seconds; every time in the lease book is on this clock."""
+    return asyncio.get_running_loop().time()
+
+
+def _seed(seed: int, group_id: str, attempt_index: int, attempt_try: int) -> int:
+    text = f"{seed}/{group_id}/{attempt_index}/{attempt_try}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1
+
+
+def _ignore(group: ReadyGroup) -> None:
+    """Nobody evaluates."""

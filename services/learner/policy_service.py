@@ -1,0 +1,127 @@
+"""The learner's edge: `flotilla.learner.v1.PolicyService`. The proto holds the contract."""
+
+from collections.abc import AsyncIterator
+
+import grpc
+
+from flotilla.learner.v1 import policy_service_pb2 as pb
+from flotilla.learner.v1 import policy_service_pb2_grpc
+from services.common.host import host_digest
+from services.common.log import get_logger
+from services.common.rpc import duration
+from services.learner import codec, codec_out
+from services.learner.broadcast import (
+    Broadcast,
+    Member,
+    NoCommonTransportError,
+    UnknownWorkerError,
+    Update,
+)
+from services.learner.dispatch import Dispatcher, now
+from services.learner.service import Context, check_epoch, check_tokenizer, refuse
+
+_log = get_logger(__name__)
+
+
+class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
+    """Translates between the contract and the broadcast.
+
+    `weight_server` is the address of WeightService; without one, workers must share memory.
+    """
+
+    def __init__(
+        self,
+        broadcast: Broadcast,
+        dispatcher: Dispatcher,
+        *,
+        tokenizer_digest: bytes,
+        weight_server: str | None,
+        publish_timeout_s: float,
+        max_age_s: float = 1800.0,
+    ) -> None:
+        self._broadcast = broadcast
+        self._dispatcher = dispatcher
+        self._tokenizer_digest = tokenizer_digest
+        self._weight_server = weight_server
+        self._publish_timeout_s = publish_timeout_s
+        self._max_age_s = max_age_s
+        broadcast.on_left = dispatcher.book.workers.detach
+
+    async def Attach(
+        self, request: pb.AttachRequest, context: Context
+    ) -> AsyncIterator[pb.AttachResponse]:
+        check_epoch(context, self._dispatcher.run_epoch)
+        check_tokenizer(request.tokenizer_digest, self._tokenizer_digest)
+        member = self._admit(request)
+        end = now() + self._max_age_s
+        try:
+            while update := await self._broadcast.next_update(member, end - now()):
+                yield self._message(update)
+        finally:
+            self._broadcast.left(member)
+        raise refuse(grpc.StatusCode.UNAVAILABLE, "STREAM_ENDED", "attach again")
+
+    async def ReportPolicy(
+        self, request: pb.ReportPolicyRequest, context: Context
+    ) -> pb.ReportPolicyResponse:
+        check_epoch(context, self._dispatcher.run_epoch)
+        policy = codec.policy_id(request.policy)
+        applied = request.outcome == pb.UPDATE_OUTCOME_APPLIED
+        try:
+            if applied:
+                canary = codec.floats(request.canary_logprobs)
+                accepted = self._broadcast.applied(request.worker_id, policy, canary)
+            else:
+                self._broadcast.failed(request.worker_id)
+                accepted = False
+        except UnknownWorkerError as error:
+            raise refuse(grpc.StatusCode.NOT_FOUND, "UNKNOWN_WORKER", error.args[0]) from error
+        except codec.MalformedError as error:
+            code = grpc.StatusCode.INVALID_ARGUMENT
+            raise refuse(code, "MALFORMED_REPORT", str(error)) from error
+        if accepted:
+            await self._dispatcher.set_holding(request.worker_id, policy)
+        else:
+            _log.warning(
+                "policy refused",
+                worker=request.worker_id,
+                version=policy.version,
+                outcome=pb.UpdateOutcome.Name(request.outcome) if not applied else "canary differs",
+                detail=request.detail[:500],
+            )
+        return pb.ReportPolicyResponse(accepted=accepted)
+
+    def _admit(self, request: pb.AttachRequest) -> Member:
+        transports = set(request.transports)
+        member = Member(
+            worker_id=request.worker_id,
+            incarnation=request.incarnation,
+            devices=request.device_count,
+            shares_memory=pb.TRANSPORT_SHM in transports and request.host_digest == host_digest(),
+            can_fetch=pb.TRANSPORT_GRPC in transports and self._weight_server is not None,
+            holding=codec.policy_id(request.holding) if request.HasField("holding") else None,
+        )
+        book = self._dispatcher.book
+        book.greet(member.worker_id, member.incarnation, now())
+        book.workers.attach(member.worker_id, member.devices)
+        book.workers.holds(member.worker_id, member.holding)
+        try:
+            self._broadcast.attach(member)
+        except NoCommonTransportError as error:
+            code = grpc.StatusCode.FAILED_PRECONDITION
+            raise refuse(code, "NO_COMMON_TRANSPORT", str(error)) from error
+        return member
+
+    def _message(self, update: Update) -> pb.AttachResponse:
+        policy, publication = update.announcement.policy, update.announcement.publication
+        location = str(publication.path) if update.by_shm else self._weight_server or ""
+        canary = publication.canary_token_ids.astype("<i4").tobytes()
+        message = pb.Update(
+            policy=codec_out.policy_message(policy),
+            manifest=codec_out.manifest_message(publication.manifest, publication.total_bytes),
+            transport=pb.TRANSPORT_SHM if update.by_shm else pb.TRANSPORT_GRPC,
+            location=location,
+            canary_token_ids=canary,
+            publish_timeout=duration(self._publish_timeout_s),
+        )
+        return pb.AttachResponse(update=message, run_epoch=self._dispatcher.run_epoch)

@@ -1,0 +1,175 @@
+"""The learner's edge: `flotilla.learner.v1.GroupService`. The proto holds the contract."""
+
+import asyncio
+from collections.abc import AsyncIterator, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from flotilla.learner.v1 import group_service_pb2 as pb
+from flotilla.learner.v1 import group_service_pb2_grpc
+from services.common.errors import ServiceError
+from services.learner import codec, codec_out
+from services.learner.dispatch import (
+    Dispatcher,
+    DrainingError,
+    LeaseRequest,
+    UnknownPolicyError,
+    now,
+)
+from services.learner.group_types import LeaseLostError
+from services.learner.journal import ContentConflictError
+from services.learner.status import Status
+
+DOMAIN = "learner.flotilla"
+EPOCH_KEY = "flotilla-run-epoch"
+
+Context = grpc.aio.ServicerContext[Any, Any]
+_FAILED = grpc.StatusCode.FAILED_PRECONDITION
+
+
+def refuse(code: grpc.StatusCode, reason: str, message: str, **facts: str) -> ServiceError:
+    return ServiceError(code, reason, message, domain=DOMAIN, metadata=facts)
+
+
+def check_epoch(context: Context, run_epoch: int) -> None:
+    """Refuse a call that names another run epoch than this learner's."""
+    for key, value in context.invocation_metadata() or ():
+        if key == EPOCH_KEY and value != str(run_epoch):
+            message = f"the run is in epoch {run_epoch}; adopt it and call again"
+            raise refuse(_FAILED, "STALE_EPOCH", message, run_epoch=str(run_epoch))
+
+
+def check_tokenizer(given: bytes, expected: bytes) -> None:
+    if given != expected:
+        message = (
+            f"the worker's tokenizer has digest {given.hex() or '(none)'}, the learner's"
+            f" {expected.hex()}; give both the same policy.model"
+        )
+        raise refuse(_FAILED, "TOKENIZER_MISMATCH", message)
+
+
+class GroupService(group_service_pb2_grpc.GroupServiceServicer):
+    """Translates between the contract and the dispatcher."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        status: Status,
+        limits: codec.Limits,
+        *,
+        tokenizer_digest: bytes,
+        drain: asyncio.Event,
+        poll_s: float = 20.0,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._status = status
+        self._limits = limits
+        self._tokenizer_digest = tokenizer_digest
+        self._drain = drain
+        self._poll_s = poll_s
+
+    async def LeaseGroup(
+        self, request: pb.LeaseGroupRequest, context: Context
+    ) -> pb.LeaseGroupResponse:
+        check_epoch(context, self._dispatcher.run_epoch)
+        check_tokenizer(request.tokenizer_digest, self._tokenizer_digest)
+        poll = LeaseRequest(
+            request_id=request.request_id,
+            worker_id=request.worker_id,
+            incarnation=request.incarnation,
+            holding=codec.policy_id(request.holding) if request.HasField("holding") else None,
+            free_attempts=request.free_attempts,
+        )
+        if not (poll.request_id and poll.worker_id and poll.incarnation):
+            code = grpc.StatusCode.INVALID_ARGUMENT
+            needed = "request_id, worker_id and incarnation must be set"
+            raise refuse(code, "MALFORMED_REQUEST", needed)
+        with _refusals():
+            lease = await self._dispatcher.lease(poll, self._poll_s_left(context))
+        response = pb.LeaseGroupResponse(run_epoch=self._dispatcher.run_epoch)
+        if lease:
+            rules = self._dispatcher.book.rules
+            message = codec_out.lease_message(
+                lease,
+                self._dispatcher.seeds(lease),
+                run_epoch=self._dispatcher.run_epoch,
+                remaining_s=lease.deadline - now(),
+                ttl_s=rules.ttl_s,
+                tries=rules.max_tries,
+            )
+            response.lease.CopyFrom(message)
+        return response
+
+    async def RenewLeases(
+        self, request: pb.RenewLeasesRequest, context: Context
+    ) -> pb.RenewLeasesResponse:
+        check_epoch(context, self._dispatcher.run_epoch)
+        lost = self._dispatcher.book.renew(request.worker_id, request.lease_ids, now())
+        return pb.RenewLeasesResponse(lost_lease_ids=lost, run_epoch=self._dispatcher.run_epoch)
+
+    async def ReleaseLeases(
+        self, request: pb.ReleaseLeasesRequest, context: Context
+    ) -> pb.ReleaseLeasesResponse:
+        check_epoch(context, self._dispatcher.run_epoch)
+        await self._dispatcher.release(request.worker_id, request.lease_ids)
+        return pb.ReleaseLeasesResponse()
+
+    async def SubmitTrajectory(
+        self, request_iterator: AsyncIterator[pb.SubmitTrajectoryRequest], context: Context
+    ) -> pb.SubmitTrajectoryResponse:
+        check_epoch(context, self._dispatcher.run_epoch)
+        assembly = codec.Assembly(self._limits)
+        with _refusals():
+            async for part in request_iterator:
+                assembly.add(part)
+            receipt = await self._dispatcher.submit(assembly.trajectory())
+        return pb.SubmitTrajectoryResponse(
+            repeated_submission=receipt.repeated, group_complete=receipt.group_complete
+        )
+
+    async def GetStatus(
+        self, request: pb.GetStatusRequest, context: Context
+    ) -> pb.GetStatusResponse:
+        status, book = self._status, self._dispatcher.book
+        response = pb.GetStatusResponse(
+            phase=status.phase,
+            step=status.step,
+            total_steps=status.total_steps,
+            leased_groups=book.leased_groups,
+            free_slots=book.free_slots,
+            ready_groups=len(self._dispatcher.batcher),
+            metrics=status.metrics,
+            error=status.error,
+        )
+        if status.policy:
+            response.policy.CopyFrom(codec_out.policy_message(status.policy))
+        return response
+
+    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
+        await self._dispatcher.drain()
+        self._drain.set()
+        return pb.DrainResponse()
+
+    def _poll_s_left(self, context: Context) -> float:
+        """Answer before the caller's deadline, so that it learns of an empty poll as such."""
+        return max(0.0, min(self._poll_s, context.time_remaining() - 1.0))
+
+
+@contextmanager
+def _refusals() -> Generator[None]:
+    """The dispatcher's refusals in the contract's words."""
+    try:
+        yield
+    except DrainingError as error:
+        raise refuse(grpc.StatusCode.UNAVAILABLE, "DRAINING", str(error)) from error
+    except LeaseLostError as error:
+        raise refuse(grpc.StatusCode.NOT_FOUND, "LEASE_LOST", error.args[0]) from error
+    except ContentConflictError as error:
+        raise refuse(grpc.StatusCode.ALREADY_EXISTS, "CONTENT_CONFLICT", str(error)) from error
+    except UnknownPolicyError as error:
+        raise refuse(_FAILED, "UNKNOWN_POLICY", str(error)) from error
+    except ValueError as error:
+        code = grpc.StatusCode.INVALID_ARGUMENT
+        raise refuse(code, "MALFORMED_TRAJECTORY", str(error)) from error
