@@ -1,0 +1,32 @@
+"""A tokenizer and a policy trained for a few steps, made once for all tests."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from services.rollout.adapters.tokenizer import TransformersTokenizer, load_tokenizer
+from services.rollout.prompt import PromptBuilder
+from tools.tiny_policy.build import Recipe, build
+from tools.tiny_policy.train import Schedule
+
+MINI = Recipe(demonstrations=64, schedule=Schedule(steps=20))
+MINI_OTHER_SEED = replace(MINI, seed=1)
+
+
+@pytest.fixture(scope="session")
+def policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder built by `MINI`: everything real, but hardly trained."""
+    folder = tmp_path_factory.mktemp("policy") / "mini"
+    assert build(folder, MINI)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer(policy_folder: Path) -> TransformersTokenizer:
+    return load_tokenizer(policy_folder)
+
+
+@pytest.fixture(scope="session")
+def prompts(tokenizer: TransformersTokenizer) -> PromptBuilder:
+    return PromptBuilder(tokenizer, profile="minimal")

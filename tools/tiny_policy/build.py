@@ -1,0 +1,189 @@
+"""Builds the policy folder: cached by the digest of what it is made from, written at once."""
+
+import fcntl
+import hashlib
+import json
+import random
+import tempfile
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from time import process_time
+
+import torch
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from services.rollout.adapters.tokenizer import TransformersTokenizer
+from services.rollout.prompt import PromptBuilder
+from tools.tiny_policy.demonstrations import demonstrations, tokenise, vocabulary_texts
+from tools.tiny_policy.demonstrator import Habits
+from tools.tiny_policy.model import Shape, build_model, save_model
+from tools.tiny_policy.tokenizer import (
+    END_OF_TEXT,
+    TURN_END,
+    save_tokenizer,
+    token_id,
+    train_tokenizer,
+)
+from tools.tiny_policy.train import Example, Schedule, warm_start
+
+MANIFEST = "tiny_policy.json"
+ROOT = Path(__file__).resolve().parents[2]
+# The code that decides what the result is; a change in any of it makes a cached build stale.
+SOURCES = (
+    "environments/*.py",
+    "environments/*/app.py",
+    "services/rollout/adapters/tokenizer.py",
+    "services/rollout/parsers.py",
+    "services/rollout/prompt.py",
+    *(
+        f"tools/tiny_policy/{module}.py"
+        for module in ("build", "demonstrations", "demonstrator", "model", "tokenizer", "train")
+    ),
+)
+MAX_DISTINCT_SEEDS = 100_000
+LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
+
+Progress = Callable[[str, int, int], None]
+"""Called with a stage, the number of items done and their total."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that may vary between two builds of the same code."""
+
+    seed: int = 0
+    demonstrations: int = 8_000
+    vocab_size: int = 2_000
+    shape: Shape = field(default_factory=Shape)
+    habits: Habits = field(default_factory=Habits)
+    schedule: Schedule = field(default_factory=Schedule)
+
+
+class BuildError(Exception):
+    """The folder cannot be built; the message names the way out."""
+
+
+def build(out: Path, recipe: Recipe, progress: Progress = lambda stage, done, total: None) -> bool:
+    """Make `out` the folder that `recipe` describes; False when it already is.
+
+    Readers see the old folder or the new one, never a part. Raises `BuildError` when `out` holds
+    something else, and waits while another process builds the same folder.
+    """
+    digest = recipe_digest(recipe)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(out.with_name(f".{out.name}.lock")):
+        if _is_built(out, digest):
+            return False
+        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
+            fresh = Path(scratch) / "new"
+            fresh.mkdir()
+            _fill(fresh, recipe, digest, progress)
+            if out.exists():
+                out.rename(Path(scratch) / "old")
+            fresh.rename(out)
+    return True
+
+
+def recipe_digest(recipe: Recipe) -> str:
+    """SHA-256 over the recipe, the sources in `SOURCES` and the versions in `LIBRARIES`."""
+    digest = hashlib.sha256(json.dumps(asdict(recipe), sort_keys=True).encode())
+    for pattern in SOURCES:
+        for file in sorted(ROOT.glob(pattern)):
+            digest.update(f"\n{file.relative_to(ROOT)}\n".encode() + file.read_bytes())
+    for library in LIBRARIES:
+        digest.update(f"\n{library} {version(library)}".encode())
+    return digest.hexdigest()
+
+
+def _is_built(out: Path, digest: str) -> bool:
+    if not out.exists():
+        return False
+    manifest = out / MANIFEST
+    if not manifest.is_file():
+        raise BuildError(
+            f"{out} exists and was not built by this command: remove it or choose another --out"
+        )
+    return bool(json.loads(manifest.read_text()).get("digest") == digest)
+
+
+def _fill(folder: Path, recipe: Recipe, digest: str, progress: Progress) -> None:
+    """Train tokenizer and model, and write them with the manifest."""
+    started = process_time()
+    # More threads would change the order of sums, and with it the bits of the result.
+    torch.set_num_threads(1)
+    transformers_logging.disable_progress_bar()
+    progress("tokenizer", 0, 1)
+    tokenizer = train_tokenizer(vocabulary_texts(), recipe.vocab_size)
+    progress("tokenizer", 1, 1)
+    model, last_loss = _train(recipe, tokenizer, progress)
+    save_tokenizer(tokenizer, folder)
+    save_model(model, folder)
+    manifest = {
+        "digest": digest,
+        "recipe": asdict(recipe),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "vocabulary": len(tokenizer),
+        "last_loss": round(last_loss, 4),
+        "cpu_seconds": round(process_time() - started, 1),
+    }
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+
+
+def _train(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerFast, progress: Progress
+) -> tuple[Qwen3ForCausalLM, float]:
+    """The warm-started model and the mean loss of its last 50 steps, in nats a token."""
+    pad = token_id(tokenizer, END_OF_TEXT)
+    model = build_model(
+        recipe.shape,
+        vocab_size=len(tokenizer),
+        eos_token_id=token_id(tokenizer, TURN_END),
+        pad_token_id=pad,
+        seed=recipe.seed,
+    )
+    losses: deque[float] = deque(maxlen=50)
+
+    def on_step(step: int, loss: float) -> None:
+        losses.append(loss)
+        progress("training", step + 1, recipe.schedule.steps)
+
+    warm_start(
+        model,
+        _examples(recipe, TransformersTokenizer(tokenizer), progress),
+        recipe.schedule,
+        pad_token_id=pad,
+        seed=recipe.seed,
+        on_step=on_step,
+    )
+    return model, sum(losses) / len(losses)
+
+
+def _examples(
+    recipe: Recipe, tokenizer: TransformersTokenizer, progress: Progress
+) -> list[Example]:
+    prompts = PromptBuilder(tokenizer, profile="minimal")
+    drawn = demonstrations(
+        recipe.demonstrations,
+        # Seeds share no task, up to the last index that a data id can have.
+        first=recipe.seed % MAX_DISTINCT_SEEDS * recipe.demonstrations,
+        habits=recipe.habits,
+        rng=random.Random(f"demonstrator/{recipe.seed}"),
+    )
+    examples: list[Example] = []
+    for demonstration in drawn:
+        examples.append(tokenise(demonstration, prompts, tokenizer))
+        progress("demonstrations", len(examples), recipe.demonstrations)
+    return examples
+
+
+@contextmanager
+def _locked(path: Path) -> Generator[None]:
+    """Hold an advisory lock that ends with the process."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,119 @@
+"""Demonstrations as data: tasks drawn, acted on real instances, tokenised as real episodes are."""
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from environments.api import ENV_KEYS, Instance, ToolError, ToolSpec, open_instance
+from environments.oracle import plan
+from environments.scenario import Scenario, data_id
+from environments.words import LISTS
+from services.rollout.parsers import ParseError, parse_turn
+from services.rollout.ports import Tokenizer
+from services.rollout.prompt import PromptBuilder, PromptFacts, Tool
+from tools.tiny_policy.demonstrator import Assignment, Call, Habits, Turn, demonstrate
+from tools.tiny_policy.train import Example
+
+TEXTS_PER_ENVIRONMENT = 300
+CARELESS = Habits(lazy=dict.fromkeys(ENV_KEYS, 0.0), sloppy=0.3)
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """What was asked and what was done."""
+
+    scenario: Scenario
+    tools: Sequence[ToolSpec]
+    turns: Sequence[Turn]
+
+
+def assignment(instance: Instance) -> Assignment:
+    """What a demonstrator must know to solve the instance's task."""
+    scenario = instance.scenario
+    calls = [Call(*call) for call in plan(scenario)]
+    words = dict(scenario.slots)
+    for call in calls:
+        words |= {name: word for name, word in call.arguments.items() if name[-3:] != "_id"}
+    return Assignment(scenario.env_key, calls, words, instance.tools())
+
+
+def demonstrations(
+    count: int, *, first: int, habits: Habits, rng: random.Random
+) -> Iterator[Demonstration]:
+    """`count` demonstrations, the environments in turn, of the `demo` split from index `first`."""
+    for number in range(count):
+        env_key = ENV_KEYS[number % len(ENV_KEYS)]
+        instance = open_instance(env_key, data_id("demo", first + number))
+        told = assignment(instance)
+        yield Demonstration(
+            instance.scenario, told.tools, demonstrate(told, instance.call, habits, rng)
+        )
+        instance.close()
+
+
+def vocabulary_texts() -> Iterator[str]:
+    """What the tokenizer is trained on: the same for every seed, and with every name in it."""
+    for names in LISTS.values():
+        yield " ".join(names)
+    yield "Tools:\nsystem\nuser\nassistant\n"
+    yield '{"error": "no tool call found"}'
+    for env_key in ENV_KEYS:
+        yield from _tool_texts(open_instance(env_key, data_id("demo", 0)))
+    count = TEXTS_PER_ENVIRONMENT * len(ENV_KEYS)
+    for demonstration in demonstrations(count, first=0, habits=CARELESS, rng=random.Random(0)):
+        yield demonstration.scenario.prompt
+        for turn in demonstration.turns:
+            yield turn.text
+            yield f"\n{_answer_text(turn)}\n"
+            yield from _complaints(turn.text)
+
+
+def _tool_texts(instance: Instance) -> Iterator[str]:
+    """Every tool's line in the prompt, and what it says to calls that do not fit."""
+    for tool in instance.tools():
+        parameters = list(tool.parameters["properties"])
+        yield f"{tool.name}({', '.join(parameters)})"
+        for arguments in ({}, dict.fromkeys(parameters), {**dict.fromkeys(parameters), "x": 0}):
+            yield _refusal(instance, tool.name, arguments)
+
+
+def _complaints(text: str) -> list[str]:
+    """What the policy reads about malformed calls."""
+    return [item.message for item in parse_turn(text).items if isinstance(item, ParseError)]
+
+
+def _refusal(instance: Instance, name: str, arguments: dict[str, Any]) -> str:
+    try:
+        return json.dumps(instance.call(name, arguments))
+    except ToolError as error:
+        return json.dumps({"error": str(error)})
+
+
+def prompt_ids(prompts: PromptBuilder, scenario: Scenario, tools: Sequence[ToolSpec]) -> list[int]:
+    """The prompt that a rollout of this task starts with."""
+    facts = PromptFacts(
+        prompt=scenario.prompt,
+        current_date=scenario.variables["CURRENT_DATE"],
+        variables=scenario.variables,
+    )
+    return prompts.prompt_ids(
+        facts, [Tool(t.name, t.description, t.parameters, t.read_only) for t in tools]
+    )
+
+
+def tokenise(demonstration: Demonstration, prompts: PromptBuilder, tokenizer: Tokenizer) -> Example:
+    """The episode as a rollout would record it, token by token."""
+    ids = prompt_ids(prompts, demonstration.scenario, demonstration.tools)
+    policy = [False] * len(ids)
+    for turn in demonstration.turns:
+        written = [*tokenizer.encode(turn.text), prompts.turn_end_id]
+        seen = [] if turn.last else prompts.observation_ids([_answer_text(turn)])
+        ids += written + seen
+        policy += [True] * len(written) + [False] * len(seen)
+    return Example(ids, policy)
+
+
+def _answer_text(turn: Turn) -> str:
+    return json.dumps(turn.answer if turn.error is None else {"error": turn.error})

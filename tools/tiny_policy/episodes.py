@@ -1,0 +1,136 @@
+"""Real environments in this process, played by the plain sampler as a rollout worker would."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from transformers import Qwen3ForCausalLM
+
+from environments.api import Instance, ToolError, open_instance
+from environments.oracle import plan
+from environments.scenario import Scenario
+from services.rollout.parsers import ParseError, ToolCall, parse_turn
+from services.rollout.ports import Tokenizer
+from services.rollout.prompt import OK, PromptBuilder
+from tools.tiny_policy.demonstrations import prompt_ids
+from tools.tiny_policy.sampler import Limits, Sampled, sample
+
+MAX_TURNS = 6
+
+
+@dataclass(frozen=True)
+class Player:
+    """A policy with its tokenizer."""
+
+    model: Qwen3ForCausalLM
+    tokenizer: Tokenizer
+    prompts: PromptBuilder
+
+    @classmethod
+    def of(cls, model: Qwen3ForCausalLM, tokenizer: Tokenizer) -> "Player":
+        return cls(model.eval(), tokenizer, PromptBuilder(tokenizer, profile="minimal"))
+
+
+@dataclass
+class Episode:
+    """One attempt; `policy` marks the tokens the policy wrote, `logprobs` is 0 elsewhere."""
+
+    instance: Instance
+    ids: list[int]
+    policy: list[bool] = field(default_factory=list[bool])
+    logprobs: list[float] = field(default_factory=list[float])
+    stop_reason: str | None = None
+    solved: bool = False
+
+    def write(self, turn: Sampled) -> None:
+        self.ids += turn.ids
+        self.policy += [True] * len(turn.ids)
+        self.logprobs += turn.logprobs
+
+    def observe(self, ids: Sequence[int]) -> None:
+        self.ids += ids
+        self.policy += [False] * len(ids)
+        self.logprobs += [0.0] * len(ids)
+
+
+def play(
+    player: Player,
+    tasks: Sequence[Scenario],
+    *,
+    temperature: float,
+    generator: torch.Generator | None = None,
+) -> list[Episode]:
+    """Play every task once, all in step, and grade the final states."""
+    limits = Limits(frozenset({player.prompts.turn_end_id}), temperature=temperature)
+    episodes = [_open(player, task) for task in tasks]
+    for turn in range(MAX_TURNS):
+        live = [episode for episode in episodes if episode.stop_reason is None]
+        if not live:
+            break
+        sampled = sample(player.model, [episode.ids for episode in live], limits, generator)
+        for episode, written in zip(live, sampled, strict=True):
+            episode.write(written)
+            _step(player, episode, written, last=turn + 1 == MAX_TURNS)
+    for episode in episodes:
+        episode.solved = solved(episode.instance)
+        episode.instance.close()
+    return episodes
+
+
+def _open(player: Player, task: Scenario) -> Episode:
+    instance = open_instance(task.env_key, task.data_id, task.data_version)
+    episode = Episode(instance, [])
+    episode.observe(prompt_ids(player.prompts, task, instance.tools()))
+    return episode
+
+
+def _step(player: Player, episode: Episode, written: Sampled, *, last: bool) -> None:
+    """Carry out what a turn says: observations are appended, or the episode ends."""
+    prompts = player.prompts
+    ended = written.ids[-1] == prompts.turn_end_id
+    turn = parse_turn(player.tokenizer.decode(written.ids[:-1] if ended else written.ids))
+    texts = [_answer(prompts, episode.instance, item) for item in turn.items]
+    if turn.done:
+        episode.stop_reason = "done"
+    elif not ended and not turn.has_call:
+        episode.stop_reason = "generation_length"
+    elif last:
+        episode.stop_reason = "max_turns"
+    else:
+        texts = texts or [prompts.no_call_text()]
+        episode.observe(prompts.observation_ids(texts, turn_ended=ended))
+
+
+def _answer(prompts: PromptBuilder, instance: Instance, item: ToolCall | ParseError) -> str:
+    """What the policy reads after one call."""
+    if isinstance(item, ParseError):
+        return prompts.observation_text("parse_error", [item.message])
+    try:
+        result = instance.call(item.name, json.loads(item.arguments_json))
+    except ToolError as error:
+        return prompts.observation_text("tool_error", [str(error)])
+    return prompts.observation_text(OK, [json.dumps(result)])
+
+
+def solved(instance: Instance) -> bool:
+    """Whether the instance's whole state is the one that the right calls lead to."""
+    task = instance.scenario
+    twin = open_instance(task.env_key, task.data_id, task.data_version)
+    for name, arguments in plan(task):
+        twin.call(name, arguments)
+    same = all(
+        instance.query("current", _all_rows(table)) == twin.query("current", _all_rows(table))
+        for table in _tables(twin)
+    )
+    twin.close()
+    return same
+
+
+def _tables(instance: Instance) -> list[str]:
+    query = "select name from sqlite_master where type = 'table' and name != 'task_facts'"
+    return [row[0] for row in instance.query("seed", query).rows]
+
+
+def _all_rows(table: str) -> str:
+    return f"select * from {table} order by id"
