@@ -129,7 +129,7 @@ def test_a_verifier_prints_its_checks_and_asks_little(env_key: str, kind: str) -
     _, printed, queries = grade_in_detail(source, instance)
     assert accumulated(printed, "ERROR")
     assert not accumulated(printed, "SUCCESS"), "doing nothing earns no partial reward"
-    assert queries <= 3
+    assert queries <= 6
     solve(instance)
     _, printed, _ = grade_in_detail(source, instance)
     assert not accumulated(printed, "ERROR")

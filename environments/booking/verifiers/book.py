@@ -10,8 +10,9 @@ def validate_task(env, final_answer=None) -> int:
         "city": facts["city"],
         "hotel_id": int(facts["hotel_id"]),
     }
-    before = {row["id"] for row in seed.table("bookings").select("id").all()}
-    added = [row for row in current.table("bookings").all() if row["id"] not in before]
+    before = {row["id"]: row for row in seed.table("bookings").all()}
+    after = {row["id"]: row for row in current.table("bookings").all()}
+    added = [row for booking_id, row in after.items() if booking_id not in before]
     if len(added) == 1:
         successes.append("[C] one booking was made")
     else:
@@ -22,21 +23,11 @@ def validate_task(env, final_answer=None) -> int:
                 successes.append(f"[C] {field} is {value}")
             else:
                 errors.append(f"[X] {field} is {row[field]}, expected {value}")
-    changes = [
-        {
-            "table": "bookings",
-            "pk": row["id"],
-            "type": "insert",
-            "fields": [("id", row["id"]), *expected.items()],
-        }
-        for row in added
-    ]
-    try:
-        seed.diff(current).expect_only_v2(changes)
-        if successes:
-            successes.append("[C] nothing else changed")
-    except AssertionError as error:
-        errors.append(f"[X] unexpected changes: {str(error)[:300]}")
+    for booking_id, row in before.items():
+        if after.get(booking_id) != row:
+            errors.append(f"[X] booking {booking_id} was changed or cancelled")
+    if seed.table("hotels").all() != current.table("hotels").all():
+        errors.append("[X] hotels were changed")
     print(f">>> ERROR_ACCUMULATOR >>>\n{errors}\n<<< ERROR_ACCUMULATOR <<<")
     print(f">>> SUCCESS_ACCUMULATOR >>>\n{successes}\n<<< SUCCESS_ACCUMULATOR <<<")
     return 0 if errors else 1

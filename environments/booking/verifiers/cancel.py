@@ -5,18 +5,18 @@ def validate_task(env, final_answer=None) -> int:
     env.instance.load()
     seed, current = env.db("seed"), env.db("current")
     facts = {row["name"]: row["value"] for row in seed.table("task_facts").all()}
-    booking_id = int(facts["booking_id"])
-    if current.table("bookings").eq("id", booking_id).all():
-        errors.append(f"[X] booking {booking_id} was not cancelled")
+    target = int(facts["booking_id"])
+    before = {row["id"]: row for row in seed.table("bookings").all()}
+    after = {row["id"]: row for row in current.table("bookings").all()}
+    if target in after:
+        errors.append(f"[X] booking {target} was not cancelled")
     else:
-        successes.append(f"[C] booking {booking_id} was cancelled")
-    changes = [{"table": "bookings", "pk": booking_id, "type": "delete"}]
-    try:
-        seed.diff(current).expect_only_v2([] if errors else changes)
-        if successes:
-            successes.append("[C] nothing else changed")
-    except AssertionError as error:
-        errors.append(f"[X] unexpected changes: {str(error)[:300]}")
+        successes.append(f"[C] booking {target} was cancelled")
+    for booking_id in sorted((before.keys() | after.keys()) - {target}):
+        if after.get(booking_id) != before.get(booking_id):
+            errors.append(f"[X] booking {booking_id} was made, changed or cancelled")
+    if seed.table("hotels").all() != current.table("hotels").all():
+        errors.append("[X] hotels were changed")
     print(f">>> ERROR_ACCUMULATOR >>>\n{errors}\n<<< ERROR_ACCUMULATOR <<<")
     print(f">>> SUCCESS_ACCUMULATOR >>>\n{successes}\n<<< SUCCESS_ACCUMULATOR <<<")
     return 0 if errors else 1

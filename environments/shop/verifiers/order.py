@@ -10,7 +10,7 @@ def validate_task(env, final_answer=None) -> int:
         "item_id": int(facts["item_id"]),
         "quantity": int(facts["n"]),
     }
-    orders = current.table("orders").all()  # there are none in the seed
+    orders = current.table("orders").all()  # the seed has none
     if len(orders) == 1:
         successes.append("[C] one order was made")
     else:
@@ -21,21 +21,9 @@ def validate_task(env, final_answer=None) -> int:
                 successes.append(f"[C] {field} is {value}")
             else:
                 errors.append(f"[X] {field} is {row[field]}, expected {value}")
-    changes = [
-        {
-            "table": "orders",
-            "pk": row["id"],
-            "type": "insert",
-            "fields": [("id", row["id"]), *expected.items()],
-        }
-        for row in orders
-    ]
-    try:
-        seed.diff(current).expect_only_v2(changes)
-        if successes:
-            successes.append("[C] nothing else changed")
-    except AssertionError as error:
-        errors.append(f"[X] unexpected changes: {str(error)[:300]}")
+    for table in ("customers", "items"):
+        if seed.table(table).all() != current.table(table).all():
+            errors.append(f"[X] {table} were changed")
     print(f">>> ERROR_ACCUMULATOR >>>\n{errors}\n<<< ERROR_ACCUMULATOR <<<")
     print(f">>> SUCCESS_ACCUMULATOR >>>\n{successes}\n<<< SUCCESS_ACCUMULATOR <<<")
     return 0 if errors else 1

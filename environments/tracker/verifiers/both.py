@@ -5,27 +5,21 @@ def validate_task(env, final_answer=None) -> int:
     env.instance.load()
     seed, current = env.db("seed"), env.db("current")
     facts = {row["name"]: row["value"] for row in seed.table("task_facts").all()}
-    issue_id = int(facts["issue_id"])
+    target = int(facts["issue_id"])
     expected = {"assignee": facts["user"], "status": "closed"}
-    issue = current.table("issues").eq("id", issue_id).all()[0]
+    before = {row["id"]: row for row in seed.table("issues").all()}
+    after = {row["id"]: row for row in current.table("issues").all()}
     for field, value in expected.items():
-        if issue[field] == value:
+        found = after.get(target, {}).get(field)
+        if found == value:
             successes.append(f"[C] {field} is {value}")
         else:
-            errors.append(f"[X] {field} is {issue[field]!r}, expected {value!r}")
-    change = {
-        "table": "issues",
-        "pk": issue_id,
-        "type": "modify",
-        "resulting_fields": list(expected.items()),
-        "no_other_changes": True,
-    }
-    try:
-        seed.diff(current).expect_only_v2([change])
-        if successes:
-            successes.append("[C] nothing else changed")
-    except AssertionError as error:
-        errors.append(f"[X] unexpected changes: {str(error)[:300]}")
+            errors.append(f"[X] {field} is {found!r}, expected {value!r}")
+    for issue_id in sorted(before.keys() | after.keys()):
+        was, now = before.get(issue_id, {}), after.get(issue_id, {})
+        intended = expected if issue_id == target else {}
+        if {**was, **intended} != {**now, **intended}:
+            errors.append(f"[X] issue {issue_id} has another change")
     print(f">>> ERROR_ACCUMULATOR >>>\n{errors}\n<<< ERROR_ACCUMULATOR <<<")
     print(f">>> SUCCESS_ACCUMULATOR >>>\n{successes}\n<<< SUCCESS_ACCUMULATOR <<<")
     return 0 if errors else 1
