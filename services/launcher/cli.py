@@ -1,0 +1,157 @@
+"""The `flotilla` command. Everything heavy is imported by the command that needs it."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="flotilla",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help=(
+        "Trains tool-use agents with reinforcement learning, as four services that one command"
+        " starts, watches and ends.\n\n"
+        "Begin with `flotilla train deploy/runs/local.toml`. It trains a tiny policy on this"
+        " machine in a few minutes, needs no GPU and no account, and ends with a before/after"
+        " table. Everything of a run is under `runs/RUN_ID/`."
+    ),
+)
+
+OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
+Runs = Annotated[Path, typer.Option("--runs", help="Folder of all runs.", show_default=True)]
+RUNS = Path("runs")
+
+
+@app.command(context_settings=OVERRIDES)
+def train(
+    context: typer.Context,
+    spec: Annotated[Path, typer.Argument(help="Run spec, TOML or JSON.", exists=True)],
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with the newest run of this spec, or with RUN_ID.",
+        ),
+    ] = False,
+    run_id: Annotated[
+        str | None, typer.Argument(metavar="[RUN_ID]", help="The run to resume.")
+    ] = None,
+    runs: Runs = RUNS,
+) -> None:
+    """Train a policy from a run spec, and show how it learns.
+
+    Any key of the spec can be changed for this run: `--learner.steps=10`, `--seed=1`,
+    `--rollout.engine.max_num_seqs=128`.
+
+    Ctrl-C stops every process in good order and prints the command that goes on from there; a
+    second Ctrl-C stops at once. Exit code: 0 completed, 1 failed, 2 bad spec, 130 interrupted.
+    """
+    from services.launcher.console import train as command
+
+    extra = list(context.args)
+    if run_id is not None and run_id.startswith("--"):
+        extra, run_id = [run_id, *extra], None
+    if run_id is not None and not resume:
+        raise typer.BadParameter(f"{run_id!r}: a run id goes with --resume", param_hint="RUN_ID")
+    _exit(command.train(spec, runs, extra, resume=resume, run_id=run_id))
+
+
+@app.command(name="eval", context_settings=OVERRIDES)
+def evaluate(
+    context: typer.Context,
+    target: Annotated[str, typer.Argument(metavar="SPEC|RUN", help="Run spec, or id of a run.")],
+    runs: Runs = RUNS,
+) -> None:
+    """Evaluate the newest checkpoint of a run on its held-out tasks, without training.
+
+    With a spec: its newest run, or the initial policy if there is none.
+    """
+    from services.launcher.console import train as command
+
+    _exit(command.evaluate(target, runs, list(context.args)))
+
+
+@app.command()
+def status(
+    run: Annotated[str | None, typer.Argument(help="Id of a run; all runs when absent.")] = None,
+    runs: Runs = RUNS,
+) -> None:
+    """Show all runs, or one run with its services and its numbers."""
+    from services.launcher.console import commands
+
+    _exit(commands.status(run, runs))
+
+
+@app.command()
+def logs(
+    run: Annotated[str, typer.Argument(help="Id of a run, or `newest`.")],
+    service: Annotated[
+        str, typer.Argument(help="env_gateway, learner or rollout; all when absent.")
+    ] = "",
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the run ends.")
+    ] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="Last lines to begin with.")] = 50,
+    runs: Runs = RUNS,
+) -> None:
+    """Print what the services of a run have logged."""
+    from services.launcher.console import commands
+
+    _exit(commands.logs(run, service, runs, follow=follow, lines=lines))
+
+
+@app.command()
+def scale(
+    run: Annotated[str, typer.Argument(help="Id of a run, or `newest`.")],
+    wishes: Annotated[list[str], typer.Argument(metavar="SERVICE=N...", help="As in rollout=2.")],
+    runs: Runs = RUNS,
+) -> None:
+    """Set how many replicas a service has, in mid-run. Fewer drain before they stop."""
+    from services.launcher.console import commands
+
+    _exit(commands.scale(run, wishes, runs))
+
+
+@app.command()
+def stop(
+    run: Annotated[str, typer.Argument(help="Id of a run, or `newest`.")],
+    grace: Annotated[float, typer.Option(help="Seconds that draining may take.")] = 60.0,
+    runs: Runs = RUNS,
+) -> None:
+    """Stop a run in good order; it can be resumed."""
+    from services.launcher.console import commands
+
+    _exit(commands.stop(run, grace, runs))
+
+
+@app.command(context_settings={**OVERRIDES, "help_option_names": []})
+def tiny(context: typer.Context) -> None:
+    """Build the tiny policy of the demo: `flotilla tiny build --seed 0 --out build/tiny-0`.
+
+    Takes the arguments of `python -m tools.tiny_policy`; `flotilla tiny --help` lists them.
+    """
+    import subprocess
+
+    command = [sys.executable, "-m", "tools.tiny_policy", *context.args]
+    _exit(subprocess.run(command, check=False).returncode)
+
+
+def _exit(code: int) -> None:
+    raise typer.Exit(code)
+
+
+def main() -> None:
+    """Entry point of the `flotilla` command."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

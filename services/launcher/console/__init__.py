@@ -1,0 +1,1 @@
+"""What the `flotilla` command does and shows."""

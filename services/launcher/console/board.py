@@ -1,0 +1,94 @@
+"""What is worth showing of a run, gathered from its events. Pure."""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from flotilla.launcher.v1 import run_service_pb2 as pb
+
+# Steps over which the time of a step is averaged.
+_RECENT = 8
+ENDED = (pb.RUN_STATE_COMPLETED, pb.RUN_STATE_FAILED, pb.RUN_STATE_STOPPED)
+STATE_NAMES = {
+    number: name.removeprefix("RUN_STATE_").lower() for name, number in pb.RunState.items()
+}
+
+
+@dataclass(slots=True)
+class Board:
+    """The newest state, replicas and progress of one run."""
+
+    state: "pb.RunState.ValueType" = pb.RUN_STATE_UNSPECIFIED
+    replicas: dict[str, str] = field(default_factory=dict[str, str])
+    phase: str = ""
+    step: int = 0
+    total_steps: int = 0
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+    _stamps: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_RECENT + 1))
+
+    def take(self, event: pb.WatchRunResponse) -> str:
+        """Take an event in and return what of it deserves a line of its own, if anything."""
+        match event.WhichOneof("what"):
+            case "state":
+                self.state = event.state
+                if event.state == pb.RUN_STATE_PREFLIGHT:
+                    self._stamps.clear()
+                return f"run {STATE_NAMES[event.state]}"
+            case "replica":
+                replica = event.replica
+                name = f"{replica.service}-{replica.replica}"
+                known, self.replicas[name] = self.replicas.get(name), replica.state
+                return f"{name} {replica.state}" if known != replica.state else ""
+            case "progress":
+                self._progress(event.progress, event.time.seconds + event.time.nanos / 1e9)
+                return ""
+            case _:
+                return event.message
+
+    def _progress(self, progress: pb.Progress, now: float) -> None:
+        self.phase, self.total_steps = progress.phase, progress.total_steps
+        self.metrics = dict(progress.metrics)
+        if progress.step != self.step or not self._stamps:
+            self._stamps.append((progress.step, now))
+        self.step = progress.step
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """Over the last few steps; None before there are two."""
+        if len(self._stamps) < 2:
+            return None
+        (first, start), (last, end) = self._stamps[0], self._stamps[-1]
+        return (end - start) / (last - first) if last > first else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        pace = self.seconds_per_step
+        return None if pace is None else pace * max(0, self.total_steps - self.step)
+
+    def pass_by_env(self) -> dict[str, float]:
+        return by_env(self.metrics, "reward")
+
+
+def by_env(metrics: Mapping[str, float], prefix: str) -> dict[str, float]:
+    """pass@1 of each environment out of `{prefix}/{env}/pass_at_1`."""
+    found: dict[str, float] = {}
+    for name, value in metrics.items():
+        head, _, rest = name.partition("/")
+        env, _, metric = rest.partition("/")
+        if head == prefix and metric == "pass_at_1" and env != "all":
+            found[env] = value
+    return found
+
+
+def duration_text(seconds: float) -> str:
+    """`42 s`, `3 min 5 s`, `2 h 10 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

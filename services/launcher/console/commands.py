@@ -1,0 +1,207 @@
+"""`flotilla status`, `logs`, `scale` and `stop`."""
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+from rich.console import Console
+from rich.table import Table
+
+from flotilla.launcher.v1 import run_service_pb2 as pb
+from services.common import rpc
+from services.launcher import address_file
+from services.launcher.console.board import duration_text
+from services.launcher.console.connection import Connection, LauncherError, connected
+from services.launcher.console.interrupts import InterruptedByUserError, Interrupts
+from services.launcher.console.views import numbers
+from services.launcher.logs import read, sources, tail_position
+from services.launcher.store import Store, StoredRun
+
+_OK, _FAILED, _INTERRUPTED = 0, 1, 130
+_STREAM_S = 60.0
+_CALL_S = 30.0
+
+
+class NoRunError(Exception):
+    """The run that was asked for is not there."""
+
+
+def status(run_id: str | None, runs: Path) -> int:
+    """All runs, or one, from the ledger: it is there whether a launcher runs or not."""
+    console = Console()
+    try:
+        if run_id is None:
+            console.print(_all_runs(_ledger(runs)))
+        else:
+            _print_run(_find(run_id, runs), runs, console)
+    except NoRunError as error:
+        return _fail(str(error))
+    return _OK
+
+
+def logs(run_id: str, service: str, runs: Path, *, follow: bool, lines: int) -> int:
+    """Log lines, from the launcher when following a live run, else from the files."""
+    try:
+        run_id = _find(run_id, runs).run.run_id
+    except NoRunError as error:
+        return _fail(str(error))
+    if follow and address_file.read(runs) is not None:
+        return _run(_follow_logs(run_id, service, runs, lines))
+    console = Console()
+    found = sources(runs / run_id, service)
+    if not found:
+        return _fail(f"run {run_id} has no logs of {service or 'any service'}")
+    for path in found.values():
+        for line in read(path, tail_position(path, lines), limit=path.stat().st_size + 1):
+            _print_line(console, line.source, line.text)
+    return _OK
+
+
+def scale(run_id: str, wishes: list[str], runs: Path) -> int:
+    """Change numbers of replicas."""
+    parsed: list[tuple[str, int]] = []
+    for wish in wishes:
+        service, equals, count = wish.partition("=")
+        if not equals or not count.isdecimal():
+            return _fail(f"{wish!r}: write SERVICE=N, as in rollout=2")
+        parsed.append((service, int(count)))
+
+    async def work(connection: Connection, found: str) -> None:
+        for service, count in parsed:
+            request = pb.ScaleServiceRequest(run_id=found, service=service, replicas=count)
+            await connection.stub.ScaleService(request, timeout=_CALL_S)
+            Console().print(f"{service}={count}", highlight=False)
+
+    return _on_run(run_id, runs, work, start=False)
+
+
+def stop(run_id: str, grace_s: float, runs: Path) -> int:
+    """Stop a run. Of a run whose launcher died, a new launcher ends what is left."""
+
+    async def work(connection: Connection, found: str) -> None:
+        request = pb.StopRunRequest(run_id=found, grace=rpc.duration(grace_s))
+        answer = await connection.stub.StopRun(request, timeout=grace_s + _CALL_S)
+        name = pb.RunState.Name(answer.state).removeprefix("RUN_STATE_").lower()
+        Console().print(f"run {found} {name}", highlight=False)
+
+    return _on_run(run_id, runs, work, start=True)
+
+
+def _on_run(run_id: str, runs: Path, work: Any, *, start: bool) -> int:
+    async def call() -> int:
+        interrupts = Interrupts()
+        found = _find(run_id, runs).run.run_id
+        with interrupts.caught():
+            async with connected(runs, interrupts, start=start) as connection:
+                await interrupts.unless(work(connection, found))
+        return _OK
+
+    return _run(call())
+
+
+def _run(work: Coroutine[Any, Any, int]) -> int:
+    try:
+        return asyncio.run(work)
+    except (NoRunError, LauncherError) as error:
+        return _fail(str(error))
+    except InterruptedByUserError:
+        return _INTERRUPTED
+    except grpc.aio.AioRpcError as error:
+        known = rpc.service_error(error)
+        return _fail(known.message if known else f"{error.code().name}: {error.details()}")
+
+
+async def _follow_logs(run_id: str, service: str, runs: Path, lines: int) -> int:
+    console, interrupts = Console(), Interrupts()
+    with interrupts.caught():
+        async with connected(runs, interrupts, start=False) as connection:
+            await interrupts.unless(_stream_logs(connection, run_id, service, lines, console))
+    return _OK
+
+
+async def _stream_logs(
+    connection: Connection, run_id: str, service: str, lines: int, console: Console
+) -> None:
+    """Print lines until the run ends, going on after each cut where it was cut."""
+    positions: dict[str, int] = {}
+    while True:
+        request = pb.TailLogsRequest(
+            run_id=run_id, service=service, follow=True, lines=lines, after_bytes=positions
+        )
+        try:
+            async for line in connection.stub.TailLogs(request, timeout=_STREAM_S):
+                positions[line.source] = line.after_bytes
+                _print_line(console, line.source, line.line)
+        except grpc.aio.AioRpcError as error:
+            passing = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
+            if error.code() not in passing or not connection.alive():
+                raise
+        else:
+            return
+
+
+def _fail(message: str) -> int:
+    Console().print(f"error: {message}", markup=False, highlight=False, soft_wrap=True)
+    return _FAILED
+
+
+def _print_line(console: Console, source: str, text: str) -> None:
+    console.print(f"{source:14} {text}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _ledger(runs: Path) -> list[StoredRun]:
+    path = runs / "launcher.sqlite"
+    if not path.exists():
+        raise NoRunError(f"there are no runs in {runs}; `flotilla train SPEC` makes one")
+    store = Store(path)
+    found = store.newest()
+    store.close()
+    return found
+
+
+def _find(run_id: str, runs: Path) -> StoredRun:
+    ledger = _ledger(runs)
+    for stored in ledger:
+        if run_id in ("newest", stored.run.run_id):
+            return stored
+    raise NoRunError(f"there is no run {run_id!r} in {runs}; `flotilla status` lists them")
+
+
+def _all_runs(ledger: list[StoredRun]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("RUN", "STATE", "MODE", "STARTED (UTC)", "TOOK", "PASS@1"):
+        table.add_column(heading)
+    for stored in ledger:
+        run, shown = stored.run, numbers(stored.metrics)
+        started = datetime.fromtimestamp(stored.created, UTC)
+        took = duration_text((stored.ended or time.time()) - stored.created)
+        cells = (run.run_id, run.state, run.mode, f"{started:%Y-%m-%d %H:%M:%S}", took)
+        table.add_row(*cells, shown.get("pass@1", "-"))
+    return table
+
+
+def _print_run(stored: StoredRun, runs: Path, console: Console) -> None:
+    run = stored.run
+    console.print(f"{run.run_id}  {run.state}", style="bold", highlight=False)
+    if not run.state.ended and address_file.read(runs) is None:
+        console.print("its launcher is gone; `flotilla stop` or `--resume` tidies up")
+    if run.error:
+        console.print(run.error, markup=False, highlight=False)
+    table = Table(box=None, pad_edge=False)
+    for heading in ("SERVICE", "STATE", "PHASE", "ADDRESS", "RESTARTS", "PID"):
+        table.add_column(heading)
+    for key in sorted(run.replicas):
+        replica = run.replicas[key]
+        pid = str(replica.unit.pid) if replica.unit else "-"
+        table.add_row(
+            replica.label, replica.state, replica.phase, replica.address, str(replica.restarts), pid
+        )
+    console.print(table)
+    for name, value in sorted(stored.metrics.items()):
+        console.print(f"{name} = {value:.6g}", highlight=False)
+    console.print(f"files: {runs / run.run_id}", highlight=False, soft_wrap=True)

@@ -1,0 +1,122 @@
+"""Finds the launcher of a runs folder, or starts one for as long as a command needs it."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc.aio
+
+from flotilla.launcher.v1 import run_service_pb2 as pb
+from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
+from services.common import rpc
+from services.launcher import address_file
+from services.launcher.address_file import Address
+from services.launcher.console.interrupts import Interrupts
+from services.launcher.logs import last_lines
+
+if TYPE_CHECKING:
+    from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceAsyncStub
+
+_POLL_S = 0.05
+# Ending what a dead launcher left running is part of a start.
+_START_TIMEOUT_S = 60.0
+# Should this command be killed, its launcher sees the run through and then goes.
+_IDLE_EXIT_S = 30.0
+
+
+class LauncherError(Exception):
+    """No launcher could be had; the message says why."""
+
+
+@dataclass(slots=True)
+class Connection:
+    """A launcher to talk to. `own` is its process if this command started it."""
+
+    runs: Path
+    stub: "RunServiceAsyncStub"
+    address: Address
+    own: asyncio.subprocess.Process | None
+
+    def alive(self) -> bool:
+        return address_file.read(self.runs) == self.address
+
+
+@asynccontextmanager
+async def connected(
+    runs: Path, interrupts: Interrupts, *, start: bool
+) -> AsyncGenerator[Connection]:
+    """Talk to the launcher of `runs`. With `start`, one is started where none runs, and stopped in
+    the end unless it has other work. Raises LauncherError."""
+    runs.mkdir(parents=True, exist_ok=True)
+    address, own = address_file.read(runs), None
+    try:
+        if address is None:
+            if not start:
+                raise LauncherError(f"no launcher is running for {runs}")
+            own = await _spawn(runs)
+            address = await interrupts.unless(_address_of(runs, own))
+        async with rpc.channel(address.address, token=address.token) as channel:
+            stub: Any = RunServiceStub(channel)
+            yield Connection(runs, stub, address, own)
+            if own is not None and await _busy(stub):
+                own = None
+    finally:
+        if own is not None:
+            await _stop(own, interrupts)
+
+
+async def _spawn(runs: Path) -> asyncio.subprocess.Process:
+    """Start a launcher in a session of its own: a Ctrl-C in this terminal is not meant for it."""
+    options = ("--runs", str(runs), "--idle-exit", str(_IDLE_EXIT_S))
+    with (runs / "launcher.log").open("ab") as log:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "services.launcher", *options),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+async def _address_of(runs: Path, own: asyncio.subprocess.Process) -> Address:
+    """Wait until it serves; somebody else's launcher that was faster will do as well."""
+    log = runs / "launcher.log"
+    for _ in range(int(_START_TIMEOUT_S / _POLL_S)):
+        address = address_file.read(runs)
+        if address is not None:
+            return address
+        if own.returncode is not None and own.returncode != 0:
+            raise LauncherError(f"the launcher did not start:\n{last_lines(log)}")
+        await asyncio.sleep(_POLL_S)
+    raise LauncherError(f"the launcher does not answer after {_START_TIMEOUT_S:g} s; see {log}")
+
+
+async def _busy(stub: "RunServiceAsyncStub") -> bool:
+    """Whether the launcher has runs that somebody else waits for."""
+    over = (pb.RUN_STATE_COMPLETED, pb.RUN_STATE_FAILED, pb.RUN_STATE_STOPPED)
+    try:
+        answer = await stub.ListRuns(pb.ListRunsRequest(), timeout=5.0)
+    except grpc.aio.AioRpcError:
+        # It is not there any more, or stuck: stopping it is right either way.
+        return False
+    return any(run.state not in over for run in answer.runs)
+
+
+async def _stop(own: asyncio.subprocess.Process, interrupts: Interrupts) -> None:
+    """SIGTERM, which drains its runs; on a second Ctrl-C another, which ends them at once."""
+    with suppress(ProcessLookupError):
+        own.terminate()
+    gone = asyncio.create_task(own.wait())
+    hurry = asyncio.create_task(interrupts.second.wait())
+    await asyncio.wait({gone, hurry}, return_when=asyncio.FIRST_COMPLETED)
+    hurry.cancel()
+    if not gone.done():
+        with suppress(ProcessLookupError):
+            os.kill(own.pid, signal.SIGTERM)
+    await gone

@@ -1,0 +1,53 @@
+"""Ctrl-C: the first asks to stop in good order, the second to stop at once."""
+
+import asyncio
+import signal
+from collections.abc import Coroutine, Generator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+T = TypeVar("T")
+
+
+class InterruptedByUserError(Exception):
+    """The user does not want to wait for this."""
+
+
+class Interrupts:
+    """How often the user has pressed Ctrl-C (or somebody sent SIGTERM or SIGHUP)."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+
+    def note(self) -> None:
+        if self.first.is_set():
+            self.second.set()
+        self.first.set()
+
+    @contextmanager
+    def caught(self) -> Generator["Interrupts"]:
+        """Take the signals in from here on; none of them raises KeyboardInterrupt."""
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self.note)
+        try:
+            yield self
+        finally:
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+
+    async def unless(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do `work`; on the first Ctrl-C cancel it and raise InterruptedByUserError."""
+        task = asyncio.create_task(work)
+        interrupt = asyncio.create_task(self.first.wait())
+        try:
+            await asyncio.wait({task, interrupt}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise InterruptedByUserError
+        finally:
+            interrupt.cancel()
+            task.cancel()
+            await asyncio.gather(task, interrupt, return_exceptions=True)

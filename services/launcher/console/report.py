@@ -1,0 +1,127 @@
+"""What `flotilla train` ends with: the before/after table, the curve, and where the files are."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+METRICS_FILE = "metrics.jsonl"
+SUMMARY_FILE = "summary.json"
+CURVE_FILE = "curve.svg"
+
+
+def read_summary(run_dir: Path) -> dict[str, Any] | None:
+    """The learner's summary; None where it has written none."""
+    path = run_dir / SUMMARY_FILE
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def add_total_seconds(run_dir: Path, total: float) -> None:
+    """Write how long it all took, as the user saw it, into the summary."""
+    summary = read_summary(run_dir)
+    if summary is None:
+        return
+    summary.setdefault("seconds", {})["total"] = round(total, 1)
+    draft = run_dir / f".{SUMMARY_FILE}"
+    draft.write_text(json.dumps(summary, indent=2) + "\n")
+    draft.replace(run_dir / SUMMARY_FILE)
+
+
+def table(summary: dict[str, Any]) -> Table:
+    """Before and after, line by line."""
+    drawn = Table(title="Held-out tasks, share passed")
+    for heading in ("", "before", "after"):
+        drawn.add_column(heading, justify="left" if not heading else "right")
+    before, after = summary["eval"].get("before") or {}, summary["eval"].get("after") or {}
+    drawn.add_row("pass@1 at T = 1", _with_interval(before), _with_interval(after))
+    drawn.add_row("greedy", *(_percent(e.get("greedy_pass_at_1")) for e in (before, after)))
+    environments = sorted({*before.get("by_env", {}), *after.get("by_env", {})})
+    for env in environments:
+        values = (_percent(_pass(e.get("by_env", {}).get(env))) for e in (before, after))
+        drawn.add_row(f"  {env}", *values)
+    if "unseen_names" in before or "unseen_names" in after:
+        values = (_percent(_pass(e.get("unseen_names"))) for e in (before, after))
+        drawn.add_row("names RL never saw", *values)
+    return drawn
+
+
+def _pass(value: Any) -> float | None:
+    """A figure that stands alone or in a table of its own."""
+    return value.get("pass_at_1") if isinstance(value, dict) else value
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _with_interval(figures: dict[str, Any]) -> str:
+    text, interval = _percent(figures.get("pass_at_1")), figures.get("ci95")
+    if not interval:
+        return text
+    low, high = interval
+    return f"{text} [{low:.1%}, {high:.1%}]"
+
+
+def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """The learner's metrics, one record a step; a line cut off by a kill is left out."""
+    path = run_dir / METRICS_FILE
+    if not path.exists():
+        return []
+    records: list[dict[str, Any]] = []
+    for line in path.read_text().splitlines():
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            continue
+    return records
+
+
+def series(records: list[dict[str, Any]], metric: str) -> tuple[list[int], list[float]]:
+    """Steps and values of one metric; of a step told twice (after a resume) the last counts."""
+    values = {int(r["step"]): float(r[metric]) for r in records if metric in r and "step" in r}
+    steps = sorted(values)
+    return steps, [values[step] for step in steps]
+
+
+def draw_curve(run_dir: Path) -> Path | None:
+    """Draw pass@1 over steps into the run's folder; None when there is nothing to draw."""
+    records = read_metrics(run_dir)
+    lines = {
+        "training tasks": series(records, "reward/avg_pass_at_1"),
+        "held-out tasks": series(records, "eval/all/pass_at_1"),
+    }
+    if not any(steps for steps, _ in lines.values()):
+        return None
+    # Costs most of a second, and only a run that has ended needs it.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    for (label, (steps, values)), style in zip(lines.items(), ("-", "o-"), strict=True):
+        axes.plot(steps, values, style, label=label)
+    axes.set(xlabel="optimizer step", ylabel="pass@1", ylim=(0, 1), title=run_dir.name)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    path = run_dir / CURVE_FILE
+    figure.savefig(path)
+    return path
+
+
+def print_report(run_dir: Path, console: Console) -> None:
+    """The table, if there was an evaluation, and the files."""
+    summary = read_summary(run_dir)
+    if summary is not None and summary.get("eval"):
+        console.print(table(summary))
+    draw_curve(run_dir)
+    files = {
+        SUMMARY_FILE: "before and after, as numbers",
+        CURVE_FILE: "learning curve",
+        METRICS_FILE: "every metric of every step",
+        "logs": "what each service wrote",
+        "spec.json": "the run spec",
+    }
+    for name, meaning in files.items():
+        if (run_dir / name).exists():
+            console.print(f"{run_dir / name}  {meaning}", highlight=False, soft_wrap=True)

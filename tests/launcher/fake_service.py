@@ -1,0 +1,74 @@
+"""Services that do nothing but register, send heartbeats and end as their spec section says."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+from services.common.config import Model
+from services.common.main import Runtime, entry
+from services.common.membership import RegistryContract
+
+
+class FakeConfig(Model):
+    """How a fake behaves. Steps are kept in a file, so that a restart goes on."""
+
+    steps: int = 3
+    step_s: float = 0.05
+    mode: str = "train"
+    # `always` or `once`: exit with code 1 right after serving.
+    crash: str = ""
+    deaf: bool = False
+    # Start a process in a session of its own and leave it behind.
+    litter: bool = False
+    message: str = "hello"
+
+
+def registry() -> RegistryContract:
+    from flotilla.launcher.v1 import registry_service_pb2, registry_service_pb2_grpc
+
+    return RegistryContract(registry_service_pb2_grpc.RegistryServiceStub, registry_service_pb2)
+
+
+def run(service: str) -> None:
+    entry(service, FakeConfig, lambda: serve, doc="A fake.", registry=registry)
+
+
+async def serve(runtime: Runtime[FakeConfig]) -> None:
+    config = runtime.config
+    print(f"{config.message} from {runtime.worker_id}", file=sys.stderr, flush=True)
+    if config.litter:
+        subprocess.Popen(["sleep", "300"], start_new_session=True)
+    if config.deaf:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    await runtime.announce("127.0.0.1:9")
+    runtime.set_status(phase="serving", serving=True)
+    _crash(runtime)
+    if runtime.service == "learner":
+        await _learn(runtime)
+    else:
+        await (asyncio.Event() if config.deaf else runtime.drain).wait()
+
+
+def _crash(runtime: Runtime[FakeConfig]) -> None:
+    marker = runtime.run_dir / f"crashed-{runtime.worker_id}"
+    if runtime.config.crash == "always" or (runtime.config.crash == "once" and not marker.exists()):
+        marker.touch()
+        print("last words: out of luck", file=sys.stderr, flush=True)
+        os._exit(1)
+
+
+async def _learn(runtime: Runtime[FakeConfig]) -> None:
+    config, path = runtime.config, runtime.run_dir / "steps"
+    step = int(path.read_text()) if path.exists() else 0
+    total = step if config.mode == "eval" else config.steps
+    metrics: dict[str, Any] = {"reward/avg_pass_at_1": 0.5, "reward/booking/pass_at_1": 0.25}
+    while step < total and not runtime.drain.is_set():
+        await asyncio.sleep(config.step_s)
+        step += 1
+        path.write_text(str(step))
+        runtime.set_status(phase="training", step=step, total_steps=total, metrics=metrics)
+    if step >= total:
+        runtime.set_status(phase="done", step=step, total_steps=total)
