@@ -135,7 +135,7 @@ def test_unknown_data_is_named_with_the_fix(
         "pragma query_only = off",
         "select load_extension('x')",
         "select 1; select 2",
-        "select * from nothing",
+        "select * from elsewhere",
         "with recursive r(x) as (select 1 union all select x + 1 from r) select count(*) from r",
         "select zeroblob(100000000)",
     ],
