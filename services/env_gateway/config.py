@@ -1,5 +1,6 @@
 """The gateway's section of a run spec, `[env_gateway]`."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -97,7 +98,7 @@ class EnvGatewayConfig(Model):
 
     backend: BackendName = "embedded"
     backends: BackendsConfig = BackendsConfig()
-    environments: dict[str, EnvironmentConfig] = {}
+    environments: Mapping[str, EnvironmentConfig] = Field(default_factory=dict)
     limits: LimitsConfig = LimitsConfig()
     retry: RetryConfig = RetryConfig()
     verifiers: VerifiersConfig = VerifiersConfig()

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from services.common.log import get_logger
@@ -233,9 +234,10 @@ class Gateway:
         """Refuse new episodes, wait for the open ones, then close what is left."""
         self.draining = True
         self.capacity_changed.notify()
-        until = _now() + timeout_s
-        while len(self.book) and _now() < until:
-            await asyncio.sleep(0.05)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while len(self.book):
+                    await self.capacity_changed.wait()
         for session in list(self._sessions.values()):
             self.end(session, "was closed by a drain")
         await self.closer.wait(self.config.close_timeout_s)

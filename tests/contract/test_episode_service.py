@@ -18,7 +18,7 @@ from services.env_gateway.ports import CallResult, Execution, Media, Text
 from services.env_gateway.service import EpisodeService
 from tests.env_gateway.support import running, task_json
 
-TOKEN = "contract-token"
+TOKEN = "contract-token-0123456789"
 
 
 class Client:

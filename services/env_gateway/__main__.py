@@ -1,0 +1,129 @@
+"""Starts the environment gateway: `python -m services.env_gateway --config SPEC`."""
+
+import asyncio
+import os
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+
+from services.common.errors import ConfigError
+from services.common.main import RegistryContract, Runtime, entry
+from services.env_gateway.config import EnvGatewayConfig, McpConfig
+from services.env_gateway.ports import Backend
+
+_DOC = """Opens environments for rollout workers, calls their tools, grades and closes them.
+
+It is the only place with concurrency limits, retries and verifiers. Alone:
+
+    FLOTILLA_TOKEN=... python -m services.env_gateway --config deploy/runs/local.toml
+"""
+# What a supervised environment server asks for; see environments/serve.py.
+_TOKEN_VARIABLE = "FLOTILLA_ENV_TOKEN"
+
+
+def load() -> Callable[[Runtime[EnvGatewayConfig]], Awaitable[None]]:
+    return serve
+
+
+def registry() -> RegistryContract:
+    from flotilla.launcher.v1 import registry_service_pb2, registry_service_pb2_grpc
+
+    return RegistryContract(registry_service_pb2_grpc.RegistryServiceStub, registry_service_pb2)
+
+
+async def serve(runtime: Runtime[EnvGatewayConfig]) -> None:
+    """Serve until drained, then close every environment."""
+    from flotilla.env_gateway.v1 import episode_service_pb2_grpc
+    from services.common import rpc
+    from services.env_gateway.gateway import Gateway
+    from services.env_gateway.journal import Journal
+    from services.env_gateway.service import EpisodeService
+    from services.env_gateway.verdicts import VerifierRunner, load_digests
+    from services.env_gateway.verify.pool import VerifierPool
+
+    config = runtime.config
+    verifiers = config.verifiers
+    async with AsyncExitStack() as stack:
+        pool = VerifierPool(size=verifiers.workers, memory_bytes=verifiers.memory_bytes)
+        stack.push_async_callback(pool.close)
+        await pool.start()
+        backends = await stack.enter_async_context(_backends(config))
+        journal = Journal(runtime.run_dir / f"{runtime.worker_id}.sqlite")
+        stack.callback(journal.close)
+        runner = VerifierRunner(verifiers, pool, load_digests(verifiers.digests))
+        incarnation = f"{runtime.run_id}.{runtime.worker_id}.{runtime.incarnation[:8]}"
+        gateway = Gateway(config, backends, runner, journal, incarnation=incarnation)
+        server = rpc.server(token=runtime.token)
+        service = EpisodeService(gateway, runtime.drain.set)
+        episode_service_pb2_grpc.add_EpisodeServiceServicer_to_server(service, server)
+        serving = await stack.enter_async_context(rpc.serving(server, runtime.listen))
+        keeping = asyncio.create_task(gateway.run())
+        serving.set_serving(True)
+        runtime.set_status(phase="serving", serving=True)
+        await runtime.announce(serving.address)
+        runtime.log.info("serving", address=serving.address, backends=sorted(backends))
+        await _until_drained(runtime, keeping)
+        runtime.set_status(phase="draining", serving=False)
+        serving.set_serving(False)
+        await gateway.drain(config.drain_s)
+
+
+async def _until_drained(runtime: Runtime[EnvGatewayConfig], keeping: asyncio.Task[None]) -> None:
+    """Raises what ended the gateway's own loop, should that happen first."""
+    drained = asyncio.create_task(runtime.drain.wait())
+    done, _ = await asyncio.wait({drained, keeping}, return_when=asyncio.FIRST_COMPLETED)
+    if keeping in done:
+        drained.cancel()
+        keeping.result()
+    keeping.cancel()
+    with suppress(asyncio.CancelledError):
+        await keeping
+
+
+@asynccontextmanager
+async def _backends(config: EnvGatewayConfig) -> AsyncGenerator[Mapping[str, Backend]]:
+    """The backends that the configuration uses."""
+    names = {config.backend} | {e.backend for e in config.environments.values() if e.backend}
+    backends: dict[str, Backend] = {}
+    try:
+        if "embedded" in names:
+            from services.env_gateway.adapters.embedded import EmbeddedBackend
+
+            backends["embedded"] = EmbeddedBackend()
+        if "mcp" in names and config.backends.mcp is not None:
+            backends["mcp"] = _mcp_backend(config.backends.mcp, config.limits.max_calls)
+        yield backends
+    finally:
+        for backend in backends.values():
+            await backend.close()
+
+
+def _mcp_backend(config: McpConfig, max_calls: int) -> Backend:
+    from services.env_gateway.adapters.mcp import McpBackend
+    from services.env_gateway.adapters.mcp_client import http_session
+    from services.env_gateway.adapters.process import FixedAddress, SupervisedProcess
+
+    token = None
+    if config.api_key_env is not None:
+        token = os.environ.get(config.api_key_env)
+        if not token:
+            raise ConfigError(
+                f"env_gateway.backends.mcp.api_key_env names {config.api_key_env}, which is not "
+                "set in the environment"
+            )
+    if config.url is not None:
+        address = FixedAddress(config.url)
+    else:
+        assert config.command is not None, "the configuration has one of url and command"
+        token = token or secrets.token_urlsafe(32)
+        address = SupervisedProcess(
+            config.command,
+            start_timeout_s=config.start_timeout_s,
+            environment={_TOKEN_VARIABLE: token},
+        )
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    return McpBackend(config, address, http_session(max_connections=max_calls, headers=headers))
+
+
+if __name__ == "__main__":
+    entry("env_gateway", EnvGatewayConfig, load, doc=_DOC, registry=registry)

@@ -1,0 +1,24 @@
+"""Becomes another command that is killed when its parent dies: `child.py PARENT_PID COMMAND...`.
+
+Run by path, and before anything else: the process is replaced at once.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    parent, command = int(sys.argv[1]), sys.argv[2:]
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            raise SystemExit("the parent has ended already")
+    os.execvp(command[0], command)
+
+
+if __name__ == "__main__":
+    main()

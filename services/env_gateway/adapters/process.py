@@ -1,0 +1,151 @@
+"""Where a server is: at a fixed URL, or wherever the command that is supervised says it is."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from services.common.log import get_logger
+from services.env_gateway.ports import BackendError
+from services.env_gateway.retry import Backoff
+
+_LOG = get_logger(__name__)
+_BASE_S, _CAP_S = 0.2, 10.0
+# A server that ran this long was healthy: its next end is not a crash loop.
+_HEALTHY_S = 60.0
+_GRACE_S = 3.0
+_LINE_BYTES = 2**16
+
+
+class Address(Protocol):
+    @property
+    def generation(self) -> int: ...
+
+    async def url(self, timeout_s: float) -> str:
+        """Without a slash at the end. Raises BackendError when there is none in time."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class FixedAddress:
+    generation = 0
+
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
+
+    async def url(self, timeout_s: float) -> str:
+        return self._url
+
+    async def close(self) -> None:
+        """The server is someone else's."""
+
+
+class SupervisedProcess:
+    """Runs a command that prints one JSON line {"url": ...} once it serves; starts it again, with
+    growing pauses, when it ends. The command must not outlive the gateway: it gets a process group
+    of its own, a pipe as standard input that closes with us, and a signal if we are killed."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        start_timeout_s: float,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._command = command
+        self._environment = {**os.environ, **(environment or {})}
+        self._start_timeout_s = start_timeout_s
+        self._url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._process: asyncio.subprocess.Process | None = None
+        self.generation = 0
+        self._running = asyncio.create_task(self._run())
+
+    async def url(self, timeout_s: float) -> str:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(self._url)
+        except TimeoutError:
+            message = f"{self._command[0]} does not serve yet"
+            raise BackendError("starting", message, delivered=False) from None
+
+    async def close(self) -> None:
+        self._running.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._running
+
+    async def _run(self) -> None:
+        backoff = Backoff(base_s=_BASE_S, cap_s=_CAP_S, rng=random.Random())
+        loop = asyncio.get_running_loop()
+        while True:
+            started = loop.time()
+            try:
+                await self._run_once()
+            except OSError as error:
+                _LOG.exception("environment_server_not_started", error=str(error))
+            if self._url.done():
+                self._url = loop.create_future()
+            self.generation += 1
+            if loop.time() - started > _HEALTHY_S:
+                backoff = Backoff(base_s=_BASE_S, cap_s=_CAP_S, rng=random.Random())
+            await asyncio.sleep(backoff.next())
+
+    async def _run_once(self) -> None:
+        child = Path(__file__).with_name("child.py")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            str(child),
+            str(os.getpid()),
+            *self._command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            limit=_LINE_BYTES,
+            env=self._environment,
+        )
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                self._url.set_result(await _announced(process))
+            await _drain(process)
+            code = await process.wait()
+            _LOG.error("environment_server_ended", command=self._command[0], code=code)
+        except (TimeoutError, ValueError) as error:
+            _LOG.error("environment_server_not_serving", error=str(error) or "timeout")
+        finally:
+            await asyncio.shield(_end(process))
+
+
+async def _announced(process: asyncio.subprocess.Process) -> str:
+    """The URL of the first line that is a JSON object with one. Raises ValueError at the end."""
+    assert process.stdout is not None
+    while line := await process.stdout.readline():
+        with suppress(ValueError):
+            message = json.loads(line)
+            if isinstance(message, dict) and isinstance(url := message.get("url"), str):
+                return url.rstrip("/")
+    raise ValueError('the command ended without printing {"url": ...}')
+
+
+async def _drain(process: asyncio.subprocess.Process) -> None:
+    """Read on, or a server that prints would block on a full pipe."""
+    assert process.stdout is not None
+    while await process.stdout.read(_LINE_BYTES):
+        continue
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Ask the whole process group to end, then make it."""
+    assert process.stdin is not None
+    process.stdin.close()
+    for number, grace_s in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, None)):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await process.wait()
