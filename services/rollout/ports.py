@@ -1,7 +1,47 @@
 """What a rollout worker needs from the world, in its own words."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from services.rollout.types import (
+        Completion,
+        EpisodeInfo,
+        Grade,
+        Lease,
+        OpenRequest,
+        PolicyId,
+        Publication,
+        Sampling,
+        ToolResult,
+        Trajectory,
+        UpdateOutcome,
+    )
+
+
+# Seconds, monotonic.
+Clock = Callable[[], float]
+
+
+class EngineError(Exception):
+    """The engine could not answer one request; others may go on."""
+
+
+class RequestAborted(EngineError):
+    """The engine gave up this request, for example because it is being stopped."""
+
+
+class EngineDead(EngineError):
+    """The engine is gone, or holds torn weights: the process must be replaced."""
+
+
+class EnvironmentLost(Exception):
+    """The episode cannot go on: it could not be opened, or its instance or gateway is lost."""
 
 
 class Tokenizer(Protocol):
@@ -28,3 +68,118 @@ class Tokenizer(Protocol):
     ) -> str:
         """The conversation as the model reads it, as text."""
         ...
+
+
+class Engine(Protocol):
+    """Samples from the policy and takes new weights while it does."""
+
+    @property
+    def policy(self) -> "PolicyId | None":
+        """The weights that new requests are answered with; None before the first load."""
+        ...
+
+    async def generate(
+        self, token_ids: "NDArray[np.int32]", sampling: "Sampling", max_tokens: int
+    ) -> "Completion":
+        """One policy turn, up to the end-of-turn token (included) or `max_tokens`.
+
+        Cancelling aborts the request. Raises EngineError.
+        """
+        ...
+
+    async def load(self, publication: "Publication", path: Path) -> None:
+        """Serve these verified weights from the next token on; requests in flight go on.
+
+        On EngineDead the weights are torn and nothing is served any more.
+        """
+        ...
+
+    async def score(self, token_ids: "NDArray[np.int32]") -> "NDArray[np.float32]":
+        """Logprobs of tokens 1..n-1 given those before them, at temperature 1."""
+        ...
+
+    async def died(self) -> str:
+        """Return, with the reason, when the engine cannot serve any more."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Episode(Protocol):
+    """One open environment instance."""
+
+    @property
+    def info(self) -> "EpisodeInfo": ...
+
+    async def call(self, name: str, arguments_json: str, timeout_s: float) -> "ToolResult":
+        """Execute one tool call. Raises EnvironmentLost."""
+        ...
+
+    async def grade(self, final_answer: str | None, transcript: bytes, timeout_s: float) -> "Grade":
+        """Grade the final state. Raises EnvironmentLost."""
+        ...
+
+
+class Environment(Protocol):
+    """Where episodes are opened."""
+
+    def open(self, request: "OpenRequest") -> AbstractAsyncContextManager[Episode]:
+        """An episode that is closed on every way out. Raises EnvironmentLost on entry."""
+        ...
+
+
+class LeaseLost(Exception):
+    """The learner no longer takes work on this lease."""
+
+
+class LearnerRefused(Exception):
+    """The learner refuses this worker or what it sends; repeating it does not help."""
+
+
+class Learner(Protocol):
+    """Where work comes from and goes to. Calls outlast a restart of the learner.
+
+    Every method raises LearnerRefused on a refusal that repeating does not cure.
+    """
+
+    async def lease(self, holding: "PolicyId", free_attempts: int) -> "Lease | None":
+        """Wait a while for leave to sample a group."""
+        ...
+
+    async def renew(self, lease_ids: Sequence[str]) -> Collection[str]:
+        """Keep leases alive; returns those that are lost."""
+        ...
+
+    async def release(self, lease_ids: Sequence[str]) -> None:
+        """Give leases back at once."""
+        ...
+
+    async def submit(self, lease: "Lease", trajectory: "Trajectory", timeout_s: float) -> bool:
+        """Hand in a try; True when its group is complete. Raises LeaseLost."""
+        ...
+
+
+class PolicyFeed(Protocol):
+    """Where new weights are announced and fetched."""
+
+    def attach(self, holding: "PolicyId | None") -> AsyncIterator["Publication"]:
+        """What to serve from now on, newest last; ends when the connection does."""
+        ...
+
+    async def report(
+        self,
+        publication: "Publication",
+        outcome: "UpdateOutcome",
+        canary_logprobs: "NDArray[np.float32]",
+        detail: str,
+    ) -> bool:
+        """Say what became of it; False when these weights must not be served."""
+        ...
+
+    def fetch(self, publication: "Publication", offset: int) -> AsyncIterator[bytes]:
+        """Its bytes from `offset` on. Raises TransportFailed."""
+        ...
+
+
+class TransportFailed(Exception):
+    """Weights could not be fetched; the old ones stay in use."""

@@ -102,6 +102,10 @@ class PromptBuilder:
             return f"Tool result:\n{text or '(empty)'}"
         return f"Error: {text or outcome}"
 
+    def no_call_text(self) -> str:
+        """What the policy reads after a turn that neither calls a tool nor is done."""
+        return NO_CALL if self._profile == "full" else json.dumps({"error": "no tool call found"})
+
     def _suffix(self, count: int) -> tuple[str, ...]:
         """The template's text around `count` observations, after the end-of-turn token."""
         if count not in self._suffixes:

@@ -1,0 +1,62 @@
+"""Calls that outlast a peer's restart: every rpc of ours may be repeated."""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+
+from services.common.rpc import service_error
+
+T = TypeVar("T")
+
+# The peer is away, going away, or full. INTERNAL and UNKNOWN are here because a connection that
+# drops while a stream is written ends with them, and hides that the peer went away.
+TRANSIENT = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+)
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 2.0
+
+
+async def persist(call: Callable[[float], Awaitable[T]], budget_s: float) -> T:
+    """`call(remaining seconds)`, repeated with growing pauses while the peer is away.
+
+    Raises the last AioRpcError when it is no transient one or the budget is used up.
+    """
+    end = time.monotonic() + budget_s
+    pause = FIRST_PAUSE_S
+    while True:
+        try:
+            return await call(max(end - time.monotonic(), 0.0))
+        except grpc.aio.AioRpcError as error:
+            wait = _wait(error, pause)
+            if error.code() not in TRANSIENT or time.monotonic() + wait >= end:
+                raise
+        await asyncio.sleep(wait)
+        pause = min(2 * pause, LONGEST_PAUSE_S)
+
+
+def _wait(error: grpc.aio.AioRpcError, pause: float) -> float:
+    """What the peer asked for, else a random part of `pause`: callers must not come in step."""
+    refused = service_error(error)
+    asked = refused.retry_delay_s if refused else None
+    return random.uniform(0.5, 1.0) * pause if asked is None else asked
+
+
+def reason(error: grpc.aio.AioRpcError) -> str:
+    """The contract's word for the refusal, or the name of the status."""
+    refused = service_error(error)
+    return refused.reason if refused else error.code().name
+
+
+def explain(error: grpc.aio.AioRpcError) -> str:
+    return f"{reason(error)}: {error.details()}"

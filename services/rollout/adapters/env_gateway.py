@@ -1,0 +1,176 @@
+"""Episodes at the env_gateway."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, cast
+
+import grpc
+import grpc.aio
+
+from flotilla.env_gateway.v1 import episode_service_pb2 as pb
+from flotilla.env_gateway.v1 import episode_service_pb2_grpc as pb_grpc
+from services.common.log import get_logger
+from services.common.rpc import duration, seconds
+from services.rollout.adapters.calls import explain, persist, reason
+from services.rollout.codec import episode_from_pb, grade_from_pb, tool_result_from_pb
+from services.rollout.ports import EnvironmentLost
+from services.rollout.types import EpisodeInfo, Grade, OpenRequest, ToolResult
+
+if TYPE_CHECKING:
+    from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceAsyncStub
+
+CLOSE_TIMEOUT_S = 5.0
+RENEW_TIMEOUT_S = 5.0
+# A call's own deadline is enforced by the gateway; the connection gets a little more.
+SLACK_S = 1.0
+TRANSCRIPT_CHUNK = 512 * 1024
+
+log = get_logger(__name__)
+
+
+class GatewayEpisode:
+    """One open episode. Calls are made one after the other."""
+
+    def __init__(self, stub: "EpisodeServiceAsyncStub", info: EpisodeInfo) -> None:
+        self._stub = stub
+        self._next_call = 0
+        self.info = info
+        # Set by renewal when the gateway no longer knows the episode.
+        self.lost = False
+
+    async def call(self, name: str, arguments_json: str, timeout_s: float) -> ToolResult:
+        if self.lost:
+            raise EnvironmentLost("the gateway has given up the episode")
+        call_seq = self._next_call
+        self._next_call += 1
+
+        async def send(remaining_s: float) -> pb.CallToolResponse:
+            request = pb.CallToolRequest(
+                episode_id=self.info.episode_id,
+                call_seq=call_seq,
+                name=name,
+                arguments_json=arguments_json,
+                deadline=duration(remaining_s),
+            )
+            return await self._stub.CallTool(request, timeout=remaining_s + SLACK_S)
+
+        try:
+            return tool_result_from_pb(await persist(send, timeout_s))
+        except grpc.aio.AioRpcError as error:
+            raise EnvironmentLost(explain(error)) from error
+
+    async def grade(self, final_answer: str | None, transcript: bytes, timeout_s: float) -> Grade:
+        async def send(remaining_s: float) -> pb.GradeResponse:
+            header = pb.GradeHeader(
+                episode_id=self.info.episode_id,
+                final_answer=final_answer,
+                deadline=duration(remaining_s),
+            )
+            parts = _grade_parts(header, transcript)
+            return await self._stub.Grade(parts, timeout=remaining_s + SLACK_S)
+
+        try:
+            return grade_from_pb(await persist(send, timeout_s))
+        except grpc.aio.AioRpcError as error:
+            if reason(error) == grpc.StatusCode.DEADLINE_EXCEEDED.name:
+                return Grade(None, no_grade="timeout", detail=explain(error))
+            raise EnvironmentLost(explain(error)) from error
+
+
+def _grade_parts(header: pb.GradeHeader, transcript: bytes) -> Iterator[pb.GradeRequest]:
+    yield pb.GradeRequest(header=header)
+    for start in range(0, len(transcript), TRANSCRIPT_CHUNK):
+        yield pb.GradeRequest(transcript_chunk=transcript[start : start + TRANSCRIPT_CHUNK])
+
+
+class GatewayEnvironment:
+    """Opens, renews and closes episodes for one worker."""
+
+    def __init__(
+        self, channel: grpc.aio.Channel, *, run_id: str, worker_id: str, renew_interval_s: float
+    ) -> None:
+        self._stub = cast("EpisodeServiceAsyncStub", pb_grpc.EpisodeServiceStub(channel))
+        self._run_id = run_id
+        self._worker_id = worker_id
+        self._interval_s = renew_interval_s
+        self._open: dict[str, GatewayEpisode] = {}
+
+    @asynccontextmanager
+    async def open(self, request: OpenRequest) -> AsyncGenerator[GatewayEpisode]:
+        """An episode, closed on every way out. Raises EnvironmentLost."""
+        message = self._open_request(request)
+        try:
+            episode = await persist(lambda left: self._ready(message, left), request.budget_s)
+        except grpc.aio.AioRpcError as error:
+            raise EnvironmentLost(explain(error)) from error
+        self._open[episode.info.episode_id] = episode
+        try:
+            yield episode
+        finally:
+            del self._open[episode.info.episode_id]
+            await asyncio.shield(self._close(episode.info.episode_id))
+
+    async def keep_renewing(self) -> None:
+        """Renew all open episodes in one call, again and again."""
+        while True:
+            await asyncio.sleep(self._interval_s)
+            if self._open:
+                await self._renew()
+
+    def _open_request(self, request: OpenRequest) -> pb.OpenEpisodeRequest:
+        key = request.key
+        # `try` is a word of Python's, so the field cannot be named as an argument.
+        fields = {
+            "request_id": uuid.uuid4().hex,
+            "run_id": self._run_id,
+            "group_id": key.group_id,
+            "attempt_index": key.attempt_index,
+            "try": key.attempt_try,
+            "opening": request.opening,
+            "task_json": request.task_json,
+            "worker_id": self._worker_id,
+            "budget": duration(request.budget_s),
+        }
+        return pb.OpenEpisodeRequest(**fields)  # pyright: ignore[reportArgumentType]
+
+    async def _ready(self, message: pb.OpenEpisodeRequest, left_s: float) -> GatewayEpisode:
+        """Read the states to their end: leaving early would cancel, and the gateway would close."""
+        last = pb.OpenEpisodeResponse()
+        async for update in self._stub.OpenEpisode(message, timeout=left_s):
+            last = update
+        if last.state != pb.EPISODE_STATE_READY:
+            raise EnvironmentLost(last.detail or "the gateway opened no episode")
+        return await self._episode(last)
+
+    async def _episode(self, update: pb.OpenEpisodeResponse) -> GatewayEpisode:
+        ttl_s = seconds(update.ready.lease_ttl)
+        if ttl_s > 0:
+            self._interval_s = min(self._interval_s, ttl_s / 3)
+        try:
+            info = episode_from_pb(update.episode_id, update.ready)
+        except (ValueError, TypeError) as error:
+            await self._close(update.episode_id)
+            raise EnvironmentLost(f"the environment's tools cannot be read: {error}") from error
+        return GatewayEpisode(self._stub, info)
+
+    async def _renew(self) -> None:
+        request = pb.RenewEpisodesRequest(worker_id=self._worker_id, episode_ids=list(self._open))
+        try:
+            answer = await self._stub.RenewEpisodes(request, timeout=RENEW_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            # The next round tries again; episodes that expire meanwhile are found out by use.
+            log.warning("episodes not renewed", reason=explain(error))
+            return
+        for episode_id in answer.lost_episode_ids:
+            if episode_id in self._open:
+                self._open[episode_id].lost = True
+
+    async def _close(self, episode_id: str) -> None:
+        """Best effort: an episode whose close is lost ends with its lease."""
+        request = pb.CloseEpisodeRequest(episode_id=episode_id)
+        try:
+            await self._stub.CloseEpisode(request, timeout=CLOSE_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            log.warning("episode not closed", episode=episode_id, reason=explain(error))

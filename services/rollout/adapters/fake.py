@@ -1,0 +1,87 @@
+"""An engine without a model, for tests and dry runs of everything around it."""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.rollout.ports import EngineDead, EngineError, Tokenizer
+from services.rollout.types import Completion, PolicyId, PolicySpan, Publication, Sampling
+
+# Given the text so far, what the policy writes next.
+Script = Callable[[str], str]
+LOGPROB = -0.5
+
+
+class FakeEngine:
+    """Writes what `script` says, one turn after a pause; without a script, random tokens."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        turn_end_id: int,
+        script: Script | None = None,
+        *,
+        seconds: float = 0.0,
+        policy: PolicyId | None = None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._turn_end_id = turn_end_id
+        self._script = script or self._chatter
+        self._seconds = seconds
+        self.policy = policy
+        self.running = 0
+        # Set its result to have the engine die.
+        self.death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.loaded: list[PolicyId] = []
+
+    async def generate(
+        self, token_ids: NDArray[np.int32], sampling: Sampling, max_tokens: int
+    ) -> Completion:
+        started_with = self.policy
+        if self.death.done():
+            raise EngineDead(self.death.result())
+        if started_with is None:
+            raise EngineError("no policy is loaded")
+        self.running += 1
+        try:
+            await asyncio.sleep(self._seconds)
+        finally:
+            self.running -= 1
+        text = self._script(self._tokenizer.decode(token_ids.tolist()))
+        ids = [*self._tokenizer.encode(text), self._turn_end_id]
+        kept = np.array(ids[:max_tokens], np.int32)
+        return Completion(
+            token_ids=kept,
+            logprobs=np.full(len(kept), LOGPROB, np.float32),
+            spans=_spans(started_with, self.policy or started_with, len(kept)),
+            cut=len(ids) > max_tokens,
+        )
+
+    async def load(self, publication: Publication, path: Path) -> None:
+        self.policy = publication.policy
+        self.loaded.append(publication.policy)
+
+    async def score(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+        return np.full(max(len(token_ids) - 1, 0), LOGPROB, np.float32)
+
+    async def died(self) -> str:
+        return await self.death
+
+    async def close(self) -> None:
+        self.policy = None
+
+    def _chatter(self, text: str) -> str:
+        words: Sequence[str] = text.split() or ["nothing"]
+        return random.Random(text).choice(words)
+
+
+def _spans(first: PolicyId, last: PolicyId, length: int) -> tuple[PolicySpan, ...]:
+    """Half by the weights it began with when they changed under way."""
+    if first == last or length < 2:
+        return (PolicySpan(last, length),)
+    half = length // 2
+    return (PolicySpan(first, half), PolicySpan(last, length - half))

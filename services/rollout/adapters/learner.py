@@ -1,0 +1,266 @@
+"""The learner as a rollout worker sees it: leases, submissions, and new weights."""
+
+import json
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import grpc
+import grpc.aio
+import numpy as np
+from numpy.typing import NDArray
+
+from flotilla.learner.v1 import group_service_pb2 as group_pb
+from flotilla.learner.v1 import group_service_pb2_grpc as group_grpc
+from flotilla.learner.v1 import policy_service_pb2 as policy_pb
+from flotilla.learner.v1 import policy_service_pb2_grpc as policy_grpc
+from flotilla.learner.v1 import weight_service_pb2 as weight_pb
+from flotilla.learner.v1 import weight_service_pb2_grpc as weight_grpc
+from services.common.host import host_digest
+from services.common.log import get_logger
+from services.common.rpc import channel as open_channel
+from services.common.rpc import service_error
+from services.rollout.adapters.calls import TRANSIENT, explain, persist, reason
+from services.rollout.codec import (
+    lease_from_pb,
+    policy_to_pb,
+    publication_from_pb,
+    report_to_pb,
+    submission,
+)
+from services.rollout.ports import LearnerRefused, LeaseLost, TransportFailed
+from services.rollout.types import Lease, PolicyId, Publication, Trajectory, UpdateOutcome
+
+if TYPE_CHECKING:
+    from flotilla.learner.v1.group_service_pb2_grpc import GroupServiceAsyncStub
+    from flotilla.learner.v1.policy_service_pb2_grpc import PolicyServiceAsyncStub
+    from flotilla.learner.v1.weight_service_pb2_grpc import WeightServiceAsyncStub
+
+T = TypeVar("T")
+Metadata = tuple[tuple[str, str], ...]
+
+EPOCH_KEY = "flotilla-run-epoch"
+# Longer than the learner holds a poll; a poll that is cut is repeated under its request id.
+POLL_TIMEOUT_S = 60.0
+CALL_TIMEOUT_S = 10.0
+REPORT_BUDGET_S = 30.0
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerIdentity:
+    """Who is calling. `incarnation` is new for every process."""
+
+    worker_id: str
+    incarnation: str
+    device_count: int
+    tokenizer_digest: bytes
+
+
+class RunEpoch:
+    """The learner's run epoch as last heard; every call carries it."""
+
+    def __init__(self) -> None:
+        self._value: int | None = None
+
+    @property
+    def metadata(self) -> Metadata:
+        return () if self._value is None else ((EPOCH_KEY, str(self._value)),)
+
+    def adopt(self, value: int) -> bool:
+        """Take a newer epoch; False for one that is not newer: that learner is a ghost."""
+        if self._value is not None and value <= self._value:
+            return False
+        self._value = value
+        return True
+
+    async def call(self, send: Callable[[Metadata], Awaitable[T]]) -> T:
+        """`send(metadata)`, once more if the learner tells a newer epoch."""
+        try:
+            return await send(self.metadata)
+        except grpc.aio.AioRpcError as error:
+            if not self.adopt_from(error):
+                raise
+        return await send(self.metadata)
+
+    def adopt_from(self, error: grpc.aio.AioRpcError) -> bool:
+        """Take the epoch out of a STALE_EPOCH refusal; False when there is nothing newer."""
+        refused = service_error(error)
+        if refused is None or refused.reason != "STALE_EPOCH":
+            return False
+        told = refused.metadata.get("run_epoch", "")
+        return told.lstrip("-").isdecimal() and self.adopt(int(told))
+
+
+class GroupClient:
+    """Leases and submissions."""
+
+    def __init__(
+        self, channel: grpc.aio.Channel, identity: WorkerIdentity, epoch: RunEpoch
+    ) -> None:
+        self._stub = cast("GroupServiceAsyncStub", group_grpc.GroupServiceStub(channel))
+        self._identity = identity
+        self._epoch = epoch
+        self._request_id = uuid.uuid4().hex
+
+    async def lease(self, holding: PolicyId, free_attempts: int) -> Lease | None:
+        request = group_pb.LeaseGroupRequest(
+            request_id=self._request_id,
+            worker_id=self._identity.worker_id,
+            incarnation=self._identity.incarnation,
+            holding=policy_to_pb(holding),
+            free_attempts=free_attempts,
+            tokenizer_digest=self._identity.tokenizer_digest,
+        )
+        answer = await self._persist(
+            lambda left, md: self._stub.LeaseGroup(
+                request, timeout=min(left, POLL_TIMEOUT_S), metadata=md
+            ),
+            POLL_TIMEOUT_S,
+            none_when_away=True,
+        )
+        if answer is None:
+            return None
+        self._request_id = uuid.uuid4().hex
+        self._epoch.adopt(answer.run_epoch)
+        return lease_from_pb(answer.lease) if answer.HasField("lease") else None
+
+    async def renew(self, lease_ids: Sequence[str]) -> Collection[str]:
+        request = group_pb.RenewLeasesRequest(
+            worker_id=self._identity.worker_id, lease_ids=lease_ids
+        )
+        answer = await self._persist(
+            lambda left, md: self._stub.RenewLeases(request, timeout=left, metadata=md),
+            CALL_TIMEOUT_S,
+            none_when_away=True,
+        )
+        return () if answer is None else answer.lost_lease_ids
+
+    async def release(self, lease_ids: Sequence[str]) -> None:
+        request = group_pb.ReleaseLeasesRequest(
+            worker_id=self._identity.worker_id, lease_ids=lease_ids
+        )
+        await self._persist(
+            lambda left, md: self._stub.ReleaseLeases(request, timeout=left, metadata=md),
+            CALL_TIMEOUT_S,
+            none_when_away=True,
+        )
+
+    async def submit(self, lease: Lease, trajectory: Trajectory, timeout_s: float) -> bool:
+        task: dict[str, Any] = json.loads(lease.task_json)
+        worker_id = self._identity.worker_id
+        try:
+            answer = await self._persist(
+                lambda left, md: self._stub.SubmitTrajectory(
+                    submission(lease.lease_id, worker_id, task, trajectory),
+                    timeout=left,
+                    metadata=md,
+                ),
+                timeout_s,
+            )
+        except grpc.aio.AioRpcError as error:
+            # Beyond the group's deadline nothing of it is taken any more.
+            raise LeaseLost(f"not submitted in {timeout_s:.0f} s: {explain(error)}") from error
+        return answer is not None and answer.group_complete
+
+    async def _persist(
+        self,
+        send: Callable[[float, Metadata], Awaitable[T]],
+        budget_s: float,
+        *,
+        none_when_away: bool = False,
+    ) -> T | None:
+        """Repeat while the learner is away; its refusals become LeaseLost or LearnerRefused."""
+        try:
+            return await persist(lambda left: self._epoch.call(lambda md: send(left, md)), budget_s)
+        except grpc.aio.AioRpcError as error:
+            if reason(error) == "LEASE_LOST":
+                raise LeaseLost(explain(error)) from error
+            # A STALE_EPOCH that told nothing newer comes from a learner that is being replaced.
+            if error.code() not in TRANSIENT and reason(error) != "STALE_EPOCH":
+                raise LearnerRefused(explain(error)) from error
+            if not none_when_away:
+                raise
+            log.warning("learner away", reason=explain(error))
+            return None
+
+
+class PolicyClient:
+    """Announcements of weights, reports on them, and their bytes over gRPC."""
+
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        identity: WorkerIdentity,
+        epoch: RunEpoch,
+        *,
+        token: str,
+    ) -> None:
+        self._stub = cast("PolicyServiceAsyncStub", policy_grpc.PolicyServiceStub(channel))
+        self._identity = identity
+        self._epoch = epoch
+        self._token = token
+
+    async def attach(self, holding: PolicyId | None) -> AsyncGenerator[Publication]:
+        request = policy_pb.AttachRequest(
+            worker_id=self._identity.worker_id,
+            incarnation=self._identity.incarnation,
+            device_count=self._identity.device_count,
+            transports=[policy_pb.TRANSPORT_SHM, policy_pb.TRANSPORT_GRPC],
+            holding=None if holding is None else policy_to_pb(holding),
+            host_digest=host_digest(),
+            tokenizer_digest=self._identity.tokenizer_digest,
+        )
+        try:
+            async for event in self._stub.Attach(request, metadata=self._epoch.metadata):
+                self._epoch.adopt(event.run_epoch)
+                if event.HasField("update"):
+                    yield publication_from_pb(event.update)
+        except grpc.aio.AioRpcError as error:
+            stale = reason(error) == "STALE_EPOCH"
+            if not stale and error.code() not in TRANSIENT:
+                raise LearnerRefused(explain(error)) from error
+            self._epoch.adopt_from(error)
+
+    async def report(
+        self,
+        publication: Publication,
+        outcome: UpdateOutcome,
+        canary_logprobs: NDArray[np.float32],
+        detail: str,
+    ) -> bool:
+        request = report_to_pb(
+            self._identity.worker_id, publication, outcome, canary_logprobs, detail
+        )
+        try:
+            answer = await persist(
+                lambda left: self._epoch.call(
+                    lambda md: self._stub.ReportPolicy(request, timeout=left, metadata=md)
+                ),
+                REPORT_BUDGET_S,
+            )
+        except grpc.aio.AioRpcError as error:
+            # Attaching again tells the learner what is held; it then judges anew.
+            log.warning("policy not reported", reason=explain(error))
+            return True
+        return answer.accepted
+
+    async def fetch(self, publication: Publication, offset: int) -> AsyncGenerator[bytes]:
+        """Chunks from `offset` on. Raises TransportFailed when the stream breaks."""
+        request = weight_pb.FetchWeightsRequest(
+            policy=policy_to_pb(publication.policy), offset_bytes=offset
+        )
+        async with open_channel(publication.location, token=self._token) as channel:
+            stub = cast("WeightServiceAsyncStub", weight_grpc.WeightServiceStub(channel))
+            try:
+                async for answer in stub.FetchWeights(request, metadata=self._epoch.metadata):
+                    if answer.offset_bytes != offset:
+                        raise TransportFailed(
+                            f"got bytes at {answer.offset_bytes}, asked for {offset}"
+                        )
+                    offset += len(answer.chunk)
+                    yield answer.chunk
+            except grpc.aio.AioRpcError as error:
+                raise TransportFailed(explain(error)) from error

@@ -1,0 +1,80 @@
+"""The rollout's part of a run spec, `[rollout]`."""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from services.common.config import Model
+from services.rollout.episode import Limits
+
+
+class PromptConfig(Model):
+    """What the policy reads."""
+
+    # `full` explains everything in a system message; `minimal` leaves the tools to the chat
+    # template and adds nothing to the task's prompt.
+    profile: Literal["full", "minimal"] = "full"
+    # Variables of the chat template, such as enable_thinking = false.
+    template_options: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+
+class EngineConfig(Model):
+    """The inference engine. One code path for CPU and GPU: they differ in these options alone."""
+
+    kind: Literal["vllm", "fake"] = "vllm"
+    device: Literal["cpu", "gpu"] = "gpu"
+    # GPUs that hold one copy of the model.
+    tensor_parallel: int = Field(default=1, ge=1)
+    max_num_seqs: int = Field(default=256, ge=1)
+    # Tokens computed in one engine step; absent: the engine's choice on a GPU, and enough for one
+    # whole prompt on a CPU, where a prompt split in pieces and a seed would kill the engine.
+    max_num_batched_tokens: int | None = Field(default=None, ge=1)
+    # Bytes for the KV cache; absent: gpu_memory_utilization decides on a GPU, 256 MiB on a CPU.
+    kv_cache_memory_bytes: int | None = Field(default=None, ge=1)
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    # Tokens a KV block; absent: the engine's choice on a GPU, 32 on a CPU.
+    block_size: int | None = Field(default=None, ge=1)
+    # No compilation and no CUDA graphs: starts faster and decodes slower. Absent: true on a CPU.
+    enforce_eager: bool | None = None
+    # Added to the engine process's environment before it starts.
+    env: dict[str, str] = Field(default_factory=dict[str, str])
+
+
+class RolloutConfig(Model):
+    """Everything under `[rollout]`."""
+
+    # Attempts that one replica runs at once.
+    max_attempts: int = Field(default=64, ge=1)
+    max_turns: int = Field(default=50, ge=1)
+    # Tokens of prompt and turns so far above which no further turn begins.
+    max_input_length: int = Field(ge=1)
+    # Tokens of one policy turn.
+    max_generate_length: int = Field(ge=1)
+    attempt_timeout_s: float = Field(default=900.0, gt=0)
+    call_timeout_s: float = Field(default=90.0, gt=0)
+    grade_timeout_s: float = Field(default=120.0, gt=0)
+    # End a turn at its first `</tool_call>` instead of at the end-of-turn token.
+    stop_at_tool_call: bool = False
+    # Leases and episodes are renewed so often, or more often when they are shorter than 3 of it.
+    renew_interval_s: float = Field(default=5.0, gt=0)
+    # Pause before a failed attempt is tried again; doubles with each try.
+    retry_pause_s: float = Field(default=0.5, ge=0)
+    prompt: PromptConfig = PromptConfig()
+    engine: EngineConfig = EngineConfig()
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(
+            max_turns=self.max_turns,
+            max_input_length=self.max_input_length,
+            max_generate_length=self.max_generate_length,
+            attempt_timeout_s=self.attempt_timeout_s,
+            call_timeout_s=self.call_timeout_s,
+            grade_timeout_s=self.grade_timeout_s,
+        )
+
+    @model_validator(mode="after")
+    def _block_size_fits_the_device(self) -> Self:
+        if self.engine.device == "cpu" and (self.engine.block_size or 32) % 32:
+            raise ValueError("engine.block_size must be a multiple of 32 on a CPU")
+        return self

@@ -1,0 +1,297 @@
+"""One attempt at one task, from the open episode to the reward."""
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+
+from services.rollout.parsers import ParseError, ToolCall, Turn, parse_turn
+from services.rollout.ports import (
+    Clock,
+    Engine,
+    EngineDead,
+    EngineError,
+    Environment,
+    EnvironmentLost,
+    Episode,
+    RequestAborted,
+    Tokenizer,
+)
+from services.rollout.prompt import PromptBuilder
+from services.rollout.transcript import Transcript
+from services.rollout.types import (
+    MAX_DETAIL,
+    AttemptKey,
+    Completion,
+    Counts,
+    EpisodeInfo,
+    FailureKind,
+    Grade,
+    OpenRequest,
+    Sampling,
+    StopReason,
+    ToolOutcome,
+    Trajectory,
+    TurnTiming,
+)
+
+# Called with `prompt`, `completion` or `observation` and a text, as they happen.
+Observer = Callable[[str, str], None]
+
+# Outcomes after which the state of the environment cannot be known or reached.
+LOST = (ToolOutcome.SESSION_LOST, ToolOutcome.OUTCOME_UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one attempt; lengths in tokens, times in seconds.
+
+    `max_input_length` is checked before each turn against everything so far;
+    `max_generate_length` bounds each turn.
+    """
+
+    max_turns: int
+    max_input_length: int
+    max_generate_length: int
+    attempt_timeout_s: float
+    call_timeout_s: float
+    grade_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What to run. `opening` attempts are admitted together by the gateway."""
+
+    key: AttemptKey
+    task_json: str
+    sampling: Sampling
+    opening: int
+    budget_s: float
+
+
+@dataclass(slots=True)
+class _State:
+    """What has happened so far in one attempt."""
+
+    started: float
+    transcript: Transcript = field(default_factory=lambda: Transcript([]))
+    counts: Counts = field(default_factory=Counts)
+    turns: list[TurnTiming] = field(default_factory=list[TurnTiming])
+    messages: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
+    asked: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    info: EpisodeInfo | None = None
+    answer: str | None = None
+    digests: dict[str, bytes] = field(default_factory=dict[str, bytes])
+
+
+class AttemptRunner:
+    """Runs attempts, any number at once; they share nothing but engine and environment."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        environment: Environment,
+        tokenizer: Tokenizer,
+        prompts: PromptBuilder,
+        limits: Limits,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._environment = environment
+        self._tokenizer = tokenizer
+        self._prompts = prompts
+        self._limits = limits
+        self._clock = clock
+
+    async def run(self, attempt: Attempt, observe: Observer | None = None) -> Trajectory:
+        """Play the attempt to its end; what goes wrong becomes the trajectory's failure kind.
+
+        Raises EngineDead: that is no fault of the attempt and uses up no try.
+        """
+        state = _State(self._clock())
+        request = OpenRequest(attempt.key, attempt.task_json, attempt.opening, attempt.budget_s)
+        try:
+            async with self._environment.open(request) as episode:
+                state.info = episode.info
+                state.counts.open_s = self._clock() - state.started
+                stop = await self._play(attempt, episode, state, observe)
+                grade = await self._grade(episode, state)
+        except EnvironmentLost as error:
+            return _failed(attempt.key, state, FailureKind.ENV_LOST, error)
+        except RequestAborted as error:
+            return _failed(attempt.key, state, FailureKind.ABORTED, error)
+        except EngineDead:
+            raise
+        except EngineError as error:
+            return _failed(attempt.key, state, FailureKind.ENGINE_ERROR, error)
+        return _finished(attempt.key, state, stop, grade)
+
+    async def _play(
+        self, attempt: Attempt, episode: Episode, state: _State, observe: Observer | None
+    ) -> StopReason:
+        """All turns, within what is left of the budget once grading is set aside."""
+        used = self._clock() - state.started
+        allowed = min(
+            self._limits.attempt_timeout_s - used,
+            attempt.budget_s - used - self._limits.grade_timeout_s,
+            episode.info.deadline_s - self._limits.grade_timeout_s,
+        )
+        scope = asyncio.timeout(max(allowed, 0.0))
+        try:
+            async with scope:
+                return await self._turns(attempt, episode, state, observe or _ignore)
+        except TimeoutError:
+            if scope.expired():
+                return StopReason.TIMEOUT
+            raise
+
+    async def _turns(
+        self, attempt: Attempt, episode: Episode, state: _State, observe: Observer
+    ) -> StopReason:
+        info = episode.info
+        prompt_ids = self._prompts.prompt_ids(info.facts, info.tools)
+        state.transcript = Transcript(prompt_ids)
+        state.digests = _digests(info, state.transcript)
+        state.messages.append({"role": "user", "content": info.facts.prompt})
+        observe("prompt", self._tokenizer.decode(prompt_ids))
+        while True:
+            if len(state.transcript) > self._limits.max_input_length:
+                return StopReason.CONTEXT_OVERFLOW
+            stop = await self._turn(attempt.sampling, episode, state, observe)
+            if stop is not None:
+                return stop
+
+    async def _turn(
+        self, sampling: Sampling, episode: Episode, state: _State, observe: Observer
+    ) -> StopReason | None:
+        """One policy turn and its tool calls; None when there is a next turn."""
+        began = self._clock()
+        shown = len(state.transcript)
+        completion = await self._engine.generate(
+            state.transcript.for_engine(), sampling, self._limits.max_generate_length
+        )
+        state.transcript.add_completion(completion, sampling.temperature)
+        state.counts.turns += 1
+        sampled = self._clock()
+        turn, ended = self._read(completion, state, observe)
+        texts, env_done = await self._execute(turn, episode, state)
+        state.turns.append(
+            TurnTiming(sampled - began, self._clock() - sampled, shown, len(completion.token_ids))
+        )
+        stop = self._stop_reason(turn, completion, state, env_done=env_done)
+        if stop is not None:
+            return stop
+        texts = texts or [self._prompts.no_call_text()]
+        state.transcript.add_observation(self._prompts.observation_ids(texts, turn_ended=ended))
+        state.messages += [{"role": "tool", "content": text} for text in texts]
+        for text in texts:
+            observe("observation", text)
+        return None
+
+    def _read(self, completion: Completion, state: _State, observe: Observer) -> tuple[Turn, bool]:
+        """What the turn says, and whether the policy ended it by itself."""
+        ids = completion.token_ids.tolist()
+        ended = bool(ids) and ids[-1] == self._prompts.turn_end_id
+        text = self._tokenizer.decode(ids[:-1] if ended else ids)
+        state.messages.append({"role": "assistant", "content": text})
+        observe("completion", text)
+        turn = parse_turn(text, thinking=self._prompts.opens_thinking)
+        if turn.done:
+            state.answer = turn.answer
+        return turn, ended
+
+    def _stop_reason(
+        self, turn: Turn, completion: Completion, state: _State, *, env_done: bool
+    ) -> StopReason | None:
+        if turn.done or env_done:
+            return StopReason.DONE
+        if completion.cut and not turn.has_call:
+            return StopReason.GENERATION_LENGTH
+        if state.counts.turns >= self._limits.max_turns:
+            return StopReason.MAX_TURNS
+        return None
+
+    async def _execute(self, turn: Turn, episode: Episode, state: _State) -> tuple[list[str], bool]:
+        """Observations of all calls in order, and whether the environment ended the episode."""
+        texts: list[str] = []
+        for item in turn.items:
+            if isinstance(item, ParseError):
+                state.counts.parse_errors += 1
+                texts.append(self._prompts.observation_text("parse_error", [item.message]))
+                continue
+            text, done = await self._call(item, episode, state)
+            texts.append(text)
+            if done:
+                return texts, True
+        return texts, False
+
+    async def _call(self, call: ToolCall, episode: Episode, state: _State) -> tuple[str, bool]:
+        counts = state.counts
+        counts.tool_calls += 1
+        counts.repeats += (call.name, call.arguments_json) in state.asked
+        state.asked.add((call.name, call.arguments_json))
+        result = await episode.call(call.name, call.arguments_json, self._limits.call_timeout_s)
+        if result.outcome is not ToolOutcome.OK:
+            counts.tool_errors[result.outcome] = counts.tool_errors.get(result.outcome, 0) + 1
+        if result.outcome in LOST:
+            raise EnvironmentLost(f"{call.name}: {result.outcome}: {' '.join(result.parts)}")
+        return self._prompts.observation_text(result.outcome, result.parts), result.done
+
+    async def _grade(self, episode: Episode, state: _State) -> Grade:
+        """The grade of an attempt that ended by itself or by a limit."""
+        began = self._clock()
+        lines = "".join(json.dumps(message) + "\n" for message in state.messages)
+        try:
+            return await episode.grade(state.answer, lines.encode(), self._limits.grade_timeout_s)
+        except EnvironmentLost as error:
+            return Grade(None, no_grade="instance_lost", detail=str(error))
+        finally:
+            state.counts.grade_s = self._clock() - began
+
+
+def _ignore(kind: str, text: str) -> None:
+    """The observer of attempts that nobody watches."""
+
+
+def _digests(info: EpisodeInfo, transcript: Transcript) -> dict[str, bytes]:
+    tools = json.dumps([asdict(tool) for tool in info.tools], sort_keys=True)
+    return {
+        "tool_schema": hashlib.sha256(tools.encode()).digest(),
+        "prompt": hashlib.sha256(transcript.token_ids.astype("<i4").tobytes()).digest(),
+    }
+
+
+def _finished(key: AttemptKey, state: _State, stop: StopReason, grade: Grade) -> Trajectory:
+    return Trajectory(
+        key=key,
+        token_ids=state.transcript.token_ids,
+        spans=state.transcript.spans,
+        logprobs=state.transcript.logprobs,
+        counts=state.counts,
+        turns=tuple(state.turns),
+        grade=grade,
+        stop_reason=stop,
+        detail=grade.detail[:MAX_DETAIL],
+        info=state.info,
+        digests=state.digests,
+    )
+
+
+def _failed(key: AttemptKey, state: _State, kind: FailureKind, error: Exception) -> Trajectory:
+    """A failed try: its counts and timings, without its tokens."""
+    return Trajectory(
+        key=key,
+        token_ids=np.zeros(0, np.int32),
+        spans=(),
+        logprobs=np.zeros(0, np.float32),
+        counts=state.counts,
+        turns=tuple(state.turns),
+        failure=kind,
+        detail=str(error)[:MAX_DETAIL],
+        info=state.info,
+        digests=state.digests,
+    )

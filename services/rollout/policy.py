@@ -1,0 +1,100 @@
+"""Keeps the engine on the newest policy."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import numpy as np
+
+from services.common.log import get_logger
+from services.rollout.ports import Engine, EngineDead, PolicyFeed, TransportFailed
+from services.rollout.staging import FingerprintMismatch, stage
+from services.rollout.types import Publication, UpdateOutcome
+
+NOTHING = np.zeros(0, np.float32)
+ATTACH_PAUSE_S = 0.5
+
+log = get_logger(__name__)
+
+
+class PolicyFollower:
+    """Attaches, loads what is announced, and reports.
+
+    Loading is one at a time; of what is announced meanwhile only the newest is loaded next. Until
+    new weights are verified the engine keeps the old ones.
+    """
+
+    def __init__(self, feed: PolicyFeed, engine: Engine, staged: Path) -> None:
+        self._feed = feed
+        self._engine = engine
+        self._staged = staged
+        self._newest: Publication | None = None
+        self._announced = asyncio.Event()
+        # Set once the engine serves a policy.
+        self.ready = asyncio.Event()
+        self.updating = False
+        self.updates = 0
+        self.last_update_s = 0.0
+
+    async def run(self) -> None:
+        """Follow for ever. Raises EngineDead when the engine cannot serve any more."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._listen())
+                tasks.create_task(self._apply_newest())
+        finally:
+            self._staged.unlink(missing_ok=True)
+
+    async def _listen(self) -> None:
+        while True:
+            async for publication in self._feed.attach(self._engine.policy):
+                self._newest = publication
+                self._announced.set()
+            await asyncio.sleep(ATTACH_PAUSE_S)
+
+    async def _apply_newest(self) -> None:
+        while True:
+            await self._announced.wait()
+            self._announced.clear()
+            publication, self._newest = self._newest, None
+            if publication is not None:
+                await self._apply(publication)
+
+    async def _apply(self, publication: Publication) -> None:
+        self.updating = True
+        began = time.monotonic()
+        try:
+            outcome, detail = await self._load(publication)
+        finally:
+            self.updating = False
+            self._staged.unlink(missing_ok=True)
+        if outcome is not UpdateOutcome.APPLIED:
+            log.warning("policy not loaded", policy=publication.policy.label, detail=detail)
+            await self._feed.report(publication, outcome, NOTHING, detail)
+            return
+        canary = await self._engine.score(publication.canary_token_ids)
+        self.updates += 1
+        self.last_update_s = time.monotonic() - began
+        if not await self._feed.report(publication, outcome, canary, ""):
+            raise EngineDead(f"the canary of policy {publication.policy.label} disagrees")
+        self.ready.set()
+        log.info("policy loaded", policy=publication.policy.label, seconds=self.last_update_s)
+
+    async def _load(self, publication: Publication) -> tuple[UpdateOutcome, str]:
+        """Stage, verify, load. Already held weights are not loaded again, only scored."""
+        held = self._engine.policy
+        same = held == publication.policy
+        if held and same and held.fingerprint == publication.policy.fingerprint:
+            return UpdateOutcome.APPLIED, ""
+        try:
+            await stage(publication, self._feed, self._staged)
+        except TransportFailed as error:
+            return UpdateOutcome.TRANSPORT_FAILED, str(error)
+        except FingerprintMismatch as error:
+            return UpdateOutcome.FINGERPRINT_MISMATCH, str(error)
+        try:
+            await self._engine.load(publication, self._staged)
+        except EngineDead as error:
+            await self._feed.report(publication, UpdateOutcome.ENGINE_FAILED, NOTHING, str(error))
+            raise
+        return UpdateOutcome.APPLIED, ""

@@ -1,0 +1,90 @@
+"""Brings announced weights into a file of our own and checks every byte before use."""
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from services.common.fingerprint import checksum64, fingerprint
+from services.rollout.ports import PolicyFeed, TransportFailed
+from services.rollout.types import Publication
+
+ITEM_BYTES = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int8": 1,
+    "uint8": 1,
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I64": 8,
+    "I32": 4,
+    "I8": 1,
+    "U8": 1,
+}
+# A stream that broke is resumed; one that brings nothing so often is given up.
+FRUITLESS_FETCHES = 5
+FETCH_PAUSE_S = 0.2
+
+
+class FingerprintMismatch(Exception):
+    """The bytes are not those that the manifest names."""
+
+
+async def stage(publication: Publication, feed: PolicyFeed, path: Path) -> None:
+    """Copy the publication to `path` and verify it there.
+
+    A copy, because the publisher writes its slots anew while we load. Raises TransportFailed or
+    FingerprintMismatch.
+    """
+    try:
+        async with asyncio.timeout(publication.timeout_s):
+            if publication.transport == "grpc":
+                await _fetch(publication, feed, path)
+            else:
+                await asyncio.to_thread(shutil.copyfile, publication.location, path)
+    except TimeoutError as error:
+        raise TransportFailed(f"not there after {publication.timeout_s:.0f} s") from error
+    except OSError as error:
+        raise TransportFailed(f"{publication.location}: {error.strerror or error}") from error
+    await asyncio.to_thread(verify, publication, path)
+
+
+async def _fetch(publication: Publication, feed: PolicyFeed, path: Path) -> None:
+    fruitless = 0
+    with path.open("wb") as file:
+        while file.tell() < publication.total_bytes:
+            before = file.tell()
+            try:
+                async for chunk in feed.fetch(publication, before):
+                    file.write(chunk)
+            except TransportFailed:
+                if fruitless + 1 >= FRUITLESS_FETCHES:
+                    raise
+            fruitless = 0 if file.tell() > before else fruitless + 1
+            if fruitless >= FRUITLESS_FETCHES:
+                raise TransportFailed(f"the stream ends at byte {file.tell()}")
+            if fruitless:
+                await asyncio.sleep(FETCH_PAUSE_S)
+
+
+def verify(publication: Publication, path: Path) -> None:
+    """Check length, every tensor and the fingerprint. Raises FingerprintMismatch."""
+    entries = publication.manifest
+    if fingerprint(entries, publication.total_bytes) != publication.policy.fingerprint:
+        raise FingerprintMismatch("the manifest does not have the policy's fingerprint")
+    size = path.stat().st_size
+    if size < publication.total_bytes:
+        raise FingerprintMismatch(f"{size} bytes, the manifest names {publication.total_bytes}")
+    data = np.memmap(path, dtype=np.uint8, mode="r")
+    for entry in entries:
+        length = int(np.prod(entry.shape, dtype=np.int64)) * ITEM_BYTES[entry.dtype]
+        end = entry.offset_bytes + length
+        if checksum64(data[entry.offset_bytes : end]) != entry.checksum:
+            raise FingerprintMismatch(f"tensor {entry.name} differs from its checksum")

@@ -1,0 +1,58 @@
+"""The tokens of one attempt as they grow: appended, never made anew."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.rollout.types import Author, Completion, Span
+
+
+class PrefixBroken(AssertionError):
+    """The tokens that the engine would see next do not start with those it saw before."""
+
+
+class Transcript:
+    """Token ids with their authors; policy tokens carry logprobs and the policy that wrote them."""
+
+    def __init__(self, prompt_ids: Sequence[int]) -> None:
+        self._ids = np.array(prompt_ids, dtype=np.int32)
+        self._seen = self._ids[:0]
+        self._spans = [Span(Author.PROMPT, len(prompt_ids))]
+        self._logprobs: list[NDArray[np.float32]] = []
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def for_engine(self) -> NDArray[np.int32]:
+        """The ids to continue; asserts that they extend what the engine has seen and written."""
+        if not np.array_equal(self._ids[: len(self._seen)], self._seen):
+            raise PrefixBroken(f"the first {len(self._seen)} tokens have changed")
+        return self._ids
+
+    def add_completion(self, completion: Completion, temperature: float) -> None:
+        """Append what the policy sampled, unchanged."""
+        self._ids = np.concatenate([self._ids, completion.token_ids])
+        self._seen = self._ids.copy()
+        self._logprobs.append(completion.logprobs)
+        self._spans += [
+            Span(Author.POLICY, span.length, span.policy, temperature) for span in completion.spans
+        ]
+
+    def add_observation(self, ids: Sequence[int]) -> None:
+        """Append what the environment wrote."""
+        self._ids = np.concatenate([self._ids, np.array(ids, dtype=np.int32)])
+        self._spans.append(Span(Author.ENVIRONMENT, len(ids)))
+
+    @property
+    def token_ids(self) -> NDArray[np.int32]:
+        return self._ids
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        return tuple(span for span in self._spans if span.length)
+
+    @property
+    def logprobs(self) -> NDArray[np.float32]:
+        """Of the policy's tokens alone, in order."""
+        return np.concatenate(self._logprobs or [np.zeros(0, np.float32)])

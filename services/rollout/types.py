@@ -1,0 +1,265 @@
+"""The rollout's own words for its data: arrays and plain values, never protobuf."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.common.fingerprint import TensorEntry
+from services.rollout.prompt import PromptFacts, Tool
+
+MAX_DETAIL = 2_000
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PolicyId:
+    """One set of weights; ordered by (run_epoch, version)."""
+
+    run_epoch: int
+    version: int
+    fingerprint: bytes = field(default=b"", compare=False)
+
+    @property
+    def label(self) -> str:
+        """How the engine names these weights, and the salt of its prefix cache."""
+        return f"{self.run_epoch}:{self.version}"
+
+
+class Purpose(StrEnum):
+    """What the sampled trajectories are for."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+
+
+class StopReason(StrEnum):
+    """Why an attempt that counts came to its end."""
+
+    DONE = "done"
+    MAX_TURNS = "max_turns"
+    CONTEXT_OVERFLOW = "context_overflow"
+    GENERATION_LENGTH = "generation_length"
+    TIMEOUT = "timeout"
+
+
+class FailureKind(StrEnum):
+    """Why an attempt does not count."""
+
+    ENV_LOST = "env_lost"
+    ENGINE_ERROR = "engine_error"
+    ABORTED = "aborted"
+    NO_GRADE = "no_grade"
+
+
+class Author(StrEnum):
+    """Who wrote a run of tokens."""
+
+    PROMPT = "prompt"
+    POLICY = "policy"
+    ENVIRONMENT = "environment"
+
+
+class ToolOutcome(StrEnum):
+    """What became of a tool call."""
+
+    OK = "ok"
+    TOOL_ERROR = "tool_error"
+    BAD_TOOL = "bad_tool"
+    BAD_ARGUMENTS = "bad_arguments"
+    NOT_EXECUTED = "not_executed"
+    OUTCOME_UNKNOWN = "outcome_unknown"
+    DEADLINE = "deadline"
+    SESSION_LOST = "session_lost"
+
+
+class UpdateOutcome(StrEnum):
+    """What became of new weights. Only `ENGINE_FAILED` means that the old ones are gone."""
+
+    APPLIED = "applied"
+    FINGERPRINT_MISMATCH = "fingerprint_mismatch"
+    TRANSPORT_FAILED = "transport_failed"
+    ENGINE_FAILED = "engine_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to sample. Temperature 0 is greedy; `top_k` 0 is off."""
+
+    temperature: float
+    seed: int = 0
+    top_p: float = 1.0
+    top_k: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySpan:
+    """A run of sampled tokens and the weights that wrote it."""
+
+    policy: PolicyId
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One policy turn. `logprobs` are at the sampling temperature, one a token.
+
+    `spans` are in order and their lengths sum to the number of tokens; there is more than one
+    when weights changed while it was sampled. `cut` is True when it ran into the token limit.
+    """
+
+    token_ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    spans: tuple[PolicySpan, ...]
+    cut: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """New weights as announced; `location` is a path, or host:port of the weight service."""
+
+    policy: PolicyId
+    manifest: tuple[TensorEntry, ...]
+    total_bytes: int
+    transport: str
+    location: str
+    canary_token_ids: NDArray[np.int32]
+    timeout_s: float
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class AttemptKey:
+    """One try at one attempt of one group."""
+
+    group_id: str
+    attempt_index: int
+    attempt_try: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedAttempt:
+    """An attempt that a lease asks for."""
+
+    attempt_index: int
+    next_try: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Leave to sample one group. Durations are remaining ones, in seconds."""
+
+    lease_id: str
+    group_id: str
+    task_json: str
+    attempts: tuple[LeasedAttempt, ...]
+    purpose: Purpose
+    temperature: float
+    top_p: float
+    top_k: int
+    min_policy: PolicyId | None
+    exact_policy: PolicyId | None
+    group_deadline_s: float
+    lease_ttl_s: float
+    max_tries: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """What it takes to open an episode; `budget_s` covers everything, grading included."""
+
+    key: AttemptKey
+    task_json: str
+    opening: int
+    budget_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeInfo:
+    """What an open episode says about itself."""
+
+    episode_id: str
+    tools: tuple[Tool, ...]
+    facts: PromptFacts
+    instance_id: str = ""
+    env_version: str = ""
+    data_version: str = ""
+    deadline_s: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """A tool's answer: text parts, and whether the environment ended the episode."""
+
+    outcome: ToolOutcome
+    parts: tuple[str, ...]
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """A reward, or why there is none. Exactly one of `reward` and `no_grade` is set."""
+
+    reward: float | None
+    no_grade: str = ""
+    detail: str = ""
+    partial_reward: float | None = None
+    checks_passed: tuple[str, ...] = ()
+    checks_failed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A run of tokens with one author and, when a policy wrote it, one policy."""
+
+    author: Author
+    length: int
+    policy: PolicyId | None = None
+    temperature: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TurnTiming:
+    """Where the time of one turn went."""
+
+    generate_s: float
+    tools_s: float
+    prompt_tokens: int
+    generated_tokens: int
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened in one attempt; keys of `tool_errors` are tool outcomes."""
+
+    turns: int = 0
+    tool_calls: int = 0
+    tool_errors: dict[str, int] = field(default_factory=dict[str, int])
+    parse_errors: int = 0
+    repeats: int = 0
+    open_s: float = 0.0
+    grade_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One try at one attempt. Exactly one of `grade.reward`, `grade.no_grade`, `failure` is set."""
+
+    key: AttemptKey
+    token_ids: NDArray[np.int32]
+    spans: tuple[Span, ...]
+    logprobs: NDArray[np.float32]
+    counts: Counts
+    turns: tuple[TurnTiming, ...] = ()
+    grade: Grade | None = None
+    failure: FailureKind | None = None
+    stop_reason: StopReason | None = None
+    detail: str = ""
+    info: EpisodeInfo | None = None
+    digests: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+
+    @property
+    def graded(self) -> bool:
+        return self.grade is not None and self.grade.reward is not None

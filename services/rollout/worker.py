@@ -1,0 +1,282 @@
+"""Turns leases into trajectories, and holds nothing that a restart would lose."""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from services.common.log import get_logger
+from services.rollout.episode import Attempt, AttemptRunner
+from services.rollout.ports import Clock, EngineDead, Learner, LearnerRefused, LeaseLost
+from services.rollout.types import (
+    MAX_DETAIL,
+    AttemptKey,
+    Counts,
+    FailureKind,
+    Lease,
+    LeasedAttempt,
+    PolicyId,
+    Purpose,
+    Sampling,
+    Trajectory,
+)
+
+# A learner that answers an empty poll at once must not be asked in a loop.
+EMPTY_POLL_PAUSE_S = 0.05
+RELEASE_TIMEOUT_S = 5.0
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """How much is run at once, and at what pace the rest goes; times in seconds."""
+
+    max_attempts: int
+    renew_interval_s: float
+    retry_pause_s: float
+    attempt_timeout_s: float
+
+
+@dataclass(slots=True)
+class Totals:
+    """What this process has done since it started."""
+
+    attempts: int = 0
+    graded: int = 0
+    failed: int = 0
+    turns: int = 0
+    sampled_tokens: int = 0
+    leases: int = 0
+    lost_leases: int = 0
+    stop_reasons: dict[str, int] = field(default_factory=dict[str, int])
+
+
+class Worker:
+    """Leases groups while there is room, runs their attempts at once, hands each in."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        runner: AttemptRunner,
+        policy: Callable[[], PolicyId | None],
+        options: WorkerOptions,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._learner = learner
+        self._runner = runner
+        self._policy = policy
+        self._options = options
+        self._clock = clock
+        self._groups: dict[str, asyncio.Task[None]] = {}
+        self._room = asyncio.Event()
+        self._interval_s = options.renew_interval_s
+        # Attempts of each lease that are running or about to.
+        self._live: dict[str, int] = {}
+        self.totals = Totals()
+
+    @property
+    def leases(self) -> int:
+        return len(self._groups)
+
+    @property
+    def running(self) -> int:
+        return sum(self._live.values())
+
+    async def run(self, drain: asyncio.Event) -> None:
+        """Work until `drain` is set, then give everything back. Raises LearnerRefused."""
+        jobs = [
+            asyncio.create_task(job)
+            for job in (self._keep_leasing(), self._keep_renewing(), drain.wait())
+        ]
+        try:
+            done, _ = await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
+            for job in done:
+                job.result()
+        finally:
+            await _cancel(jobs)
+            await self._give_back()
+
+    async def _keep_leasing(self) -> None:
+        while True:
+            policy = self._policy()
+            free = self._options.max_attempts - self.running
+            if free < 1 or policy is None:
+                await self._wait_for_room()
+                continue
+            lease = await self._learner.lease(policy, free)
+            if lease is None:
+                await asyncio.sleep(EMPTY_POLL_PAUSE_S)
+            else:
+                self._start(lease)
+
+    async def _wait_for_room(self) -> None:
+        self._room.clear()
+        try:
+            # The policy may arrive without anything else happening here.
+            await asyncio.wait_for(self._room.wait(), 0.2)
+        except TimeoutError:
+            return
+
+    def _start(self, lease: Lease) -> None:
+        self.totals.leases += 1
+        self._live[lease.lease_id] = len(lease.attempts)
+        self._interval_s = min(self._options.renew_interval_s, lease.lease_ttl_s / 3)
+        task = asyncio.create_task(self._group(lease))
+        self._groups[lease.lease_id] = task
+        task.add_done_callback(lambda ended: self._group_ended(lease, ended))
+
+    def _group_ended(self, lease: Lease, task: asyncio.Task[None]) -> None:
+        del self._groups[lease.lease_id]
+        del self._live[lease.lease_id]
+        self._room.set()
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("group failed", lease=lease.lease_id, error=repr(error))
+
+    def _attempt_ended(self, lease: Lease) -> None:
+        self._live[lease.lease_id] -= 1
+        self._room.set()
+
+    async def _keep_renewing(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_s)
+            if not self._groups:
+                continue
+            for lease_id in await self._learner.renew(list(self._groups)):
+                self._drop(lease_id)
+
+    def _drop(self, lease_id: str) -> None:
+        task = self._groups.get(lease_id)
+        if task is not None:
+            self.totals.lost_leases += 1
+            log.warning("lease lost", lease=lease_id)
+            task.cancel()
+
+    async def _group(self, lease: Lease) -> None:
+        """All attempts of a lease, together; gives back what it could not complete."""
+        end = self._clock() + lease.group_deadline_s
+        attempts = [
+            asyncio.create_task(self._attempt(lease, leased, end)) for leased in lease.attempts
+        ]
+        for attempt in attempts:
+            attempt.add_done_callback(lambda _: self._attempt_ended(lease))
+        complete = False
+        try:
+            complete = any(await asyncio.gather(*attempts))
+        except LeaseLost as error:
+            log.warning("lease lost", lease=lease.lease_id, reason=str(error))
+            self.totals.lost_leases += 1
+        except LearnerRefused as error:
+            log.exception("submission refused", lease=lease.lease_id, reason=str(error))
+        except EngineDead as error:
+            log.warning("engine died", lease=lease.lease_id, reason=str(error))
+        finally:
+            await _cancel(attempts)
+        if not complete:
+            await self._learner.release([lease.lease_id])
+
+    async def _attempt(self, lease: Lease, leased: LeasedAttempt, end: float) -> bool:
+        """Try until graded, out of tries or out of time; true when it completed the group."""
+        complete = False
+        for number in range(leased.next_try, lease.max_tries):
+            first = number == leased.next_try
+            trajectory = await self._try(lease, leased, number, end, first=first)
+            if trajectory is None:
+                return complete
+            left = max(end - self._clock(), 0.0)
+            complete = await self._learner.submit(lease, trajectory, left)
+            if trajectory.graded or complete:
+                return complete
+            await asyncio.sleep(self._pause(number - leased.next_try))
+        return complete
+
+    async def _try(
+        self, lease: Lease, leased: LeasedAttempt, number: int, end: float, *, first: bool
+    ) -> Trajectory | None:
+        """One try; None when there is no time, or these weights are not the lease's any more."""
+        left = end - self._clock()
+        if left <= 0 or not self._may_serve(lease):
+            return None
+        attempt = Attempt(
+            key=AttemptKey(lease.group_id, leased.attempt_index, number),
+            task_json=lease.task_json,
+            sampling=Sampling(lease.temperature, leased.seed, lease.top_p, lease.top_k),
+            opening=len(lease.attempts) if first else 1,
+            budget_s=min(left, self._options.attempt_timeout_s * 2),
+        )
+        try:
+            trajectory = await self._runner.run(attempt)
+        except EngineDead:
+            raise
+        except Exception as error:
+            # A fault of ours in one attempt must not take the others with it: it is recorded as
+            # a failed try, with the stack in the log.
+            log.exception("attempt failed", group=lease.group_id, index=leased.attempt_index)
+            trajectory = _aborted(attempt.key, error)
+        self._count(trajectory)
+        return trajectory if self._is_wanted(lease, trajectory) else None
+
+    def _may_serve(self, lease: Lease) -> bool:
+        policy = self._policy()
+        if policy is None:
+            return False
+        if lease.exact_policy is not None:
+            return policy == lease.exact_policy
+        return lease.min_policy is None or policy >= lease.min_policy
+
+    def _is_wanted(self, lease: Lease, trajectory: Trajectory) -> bool:
+        """An evaluation of one policy has no use for what another wrote, even in part."""
+        if lease.purpose is not Purpose.EVAL or lease.exact_policy is None:
+            return True
+        return all(span.policy in (None, lease.exact_policy) for span in trajectory.spans)
+
+    def _count(self, trajectory: Trajectory) -> None:
+        totals = self.totals
+        totals.attempts += 1
+        totals.turns += trajectory.counts.turns
+        totals.sampled_tokens += sum(turn.generated_tokens for turn in trajectory.turns)
+        totals.graded += trajectory.graded
+        totals.failed += not trajectory.graded
+        reason = trajectory.failure or trajectory.stop_reason or FailureKind.NO_GRADE
+        totals.stop_reasons[reason] = totals.stop_reasons.get(reason, 0) + 1
+
+    def _pause(self, failures: int) -> float:
+        return self._options.retry_pause_s * 2**failures * random.uniform(0.5, 1.0)
+
+    async def _give_back(self) -> None:
+        """Release every lease at once, before the episodes are closed: others may begin."""
+        held = list(self._groups)
+        tasks = list(self._groups.values())
+        for task in tasks:
+            task.cancel()
+        if held:
+            try:
+                async with asyncio.timeout(RELEASE_TIMEOUT_S):
+                    await self._learner.release(held)
+            except TimeoutError:
+                log.warning("leases not released, they expire", leases=len(held))
+        await _cancel(tasks)
+
+
+async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel and wait; results and errors of cancelled work are of no use to anyone."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _aborted(key: AttemptKey, error: Exception) -> Trajectory:
+    return Trajectory(
+        key=key,
+        token_ids=np.zeros(0, np.int32),
+        spans=(),
+        logprobs=np.zeros(0, np.float32),
+        counts=Counts(),
+        failure=FailureKind.ABORTED,
+        detail=repr(error)[:MAX_DETAIL],
+    )
