@@ -70,8 +70,7 @@ class LocalRanks:
 
     async def save(self, directory: Path) -> CheckpointFiles:
         """See `ports.Ranks`."""
-        arguments = {"directory": str(directory.absolute())}
-        return wire.decode_checkpoint(await self._call("save", arguments))
+        return wire.decode_checkpoint(await self._call("save", {"directory": str(directory)}))
 
     async def close(self) -> None:
         """See `ports.Ranks`. May be called again, and in any state."""
@@ -96,7 +95,7 @@ class LocalRanks:
             "algorithm": config.algorithm.model_dump(mode="json"),
             "optimizer": config.optimizer.model_dump(mode="json"),
             "rank": config.rank.model_dump(mode="json"),
-            "checkpoint": str(checkpoint.absolute()) if checkpoint else None,
+            "checkpoint": str(checkpoint) if checkpoint else None,
         }
 
     async def _spawn(self) -> _Child:

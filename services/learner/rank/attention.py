@@ -1,5 +1,6 @@
 """Attention within the segments of a pack, for any model that uses transformers' interface."""
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -48,7 +49,7 @@ def _segment_attention(
     if grouped > 1:
         key = key.repeat_interleave(grouped, dim=1)
         value = value.repeat_interleave(grouped, dim=1)
-    sizes = [end - start for start, end in zip(offsets, offsets[1:], strict=False)]
+    sizes = [end - start for start, end in pairwise(offsets)]
     segments = zip(*(t.split(sizes, dim=2) for t in (query, key, value)), strict=True)
     parts = [_causal(q, k, v, scaling, sliding_window) for q, k, v in segments]
     return torch.cat(parts, dim=2).transpose(1, 2), None
@@ -65,6 +66,4 @@ def _causal(
     distance = torch.arange(length, device=query.device)
     distance = distance[:, None] - distance[None, :]
     mask = (distance >= 0) & (distance < window)
-    return functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, scale=scaling
-    )
+    return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)

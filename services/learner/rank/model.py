@@ -1,6 +1,6 @@
 """The policy: any Hugging Face causal language model, and its logprobs on packs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from services.common.spec import PolicyConfig
 from services.learner.algo.logprob_head import token_logprobs
@@ -35,7 +36,7 @@ class Policy:
     bfloat16's 8 bits of mantissa. Matrix products run in `compute_dtype`.
     """
 
-    model: nn.Module
+    model: PreTrainedModel
     config: Any
     compute_dtype: torch.dtype
     device: torch.device
@@ -45,7 +46,7 @@ class Policy:
     @property
     def head(self) -> Tensor:
         """The output head's weight [vocab, width]; the embedding's own when tied."""
-        output: Any = self.model.get_output_embeddings()  # pyright: ignore[reportCallIssue]
+        output: Any = self.model.get_output_embeddings()
         return output.weight
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
@@ -97,6 +98,7 @@ def load(config: PolicyConfig, rank: RankConfig, source: str | Path | None = Non
     Raises ModelError when the model cannot be found, or would not be trained as it is served.
     """
     attention.register()
+    transformers_logging.disable_progress_bar()
     place = str(source or config.model)
     options: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
     if config.revision is not None and source is None:
@@ -116,14 +118,13 @@ def load(config: PolicyConfig, rank: RankConfig, source: str | Path | None = Non
     return prepare(model, DTYPES[config.dtype], rank)
 
 
-def prepare(model: nn.Module, dtype: torch.dtype, rank: RankConfig) -> Policy:
+def prepare(model: PreTrainedModel, dtype: torch.dtype, rank: RankConfig) -> Policy:
     """Makes a loaded model trainable and checks that its logprobs are what it itself computes."""
     device = torch.device(rank.device)
-    model.to(device)
+    nn.Module.to(model, device)
     _switch_dropout_off(model)
     if rank.gradient_checkpointing:
-        enable: Callable[..., None] = model.gradient_checkpointing_enable  # pyright: ignore
-        enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()
     policy = Policy(model, model.config, dtype, device, packable=False)
     _check_head(policy)

@@ -32,7 +32,6 @@ class Update:
 
     # The gradient's norm before clipping.
     grad_norm: float
-    lr: float
     skipped: bool
 
 
@@ -61,11 +60,16 @@ class Optimizer:
         """
         gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
-        finite = bool(torch.isfinite(norm))
-        if finite:
-            self._apply(lr, norm)
+        if not torch.isfinite(norm):
+            return self.discard(float(norm))
+        self._apply(lr, norm)
         self._adamw.zero_grad(set_to_none=True)
-        return Update(float(norm), lr, skipped=not finite)
+        return Update(float(norm), skipped=False)
+
+    def discard(self, grad_norm: float = math.nan) -> Update:
+        """Throws the accumulated gradients away."""
+        self._adamw.zero_grad(set_to_none=True)
+        return Update(grad_norm, skipped=True)
 
     def _apply(self, lr: float, norm: Tensor) -> None:
         if self._config.grad_clip > 0:

@@ -34,6 +34,8 @@ def _signed(value: int) -> int:
 def checksum64(data: Tensor) -> int:
     """`services.common.fingerprint.checksum64` of a uint8 tensor, on its own device."""
     count = data.numel()
+    if count == 0:
+        return 0
     padding = -count % 8
     if padding or data.storage_offset() % 8:
         data = torch.cat([data, data.new_zeros(padding)])

@@ -1,7 +1,9 @@
 """One training step: advantages, packs, fused loss, optimizer updates, metrics."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -43,7 +45,7 @@ class _Totals:
     loss: float = 0.0
     entropy: float = 0.0
     clipped: int = 0
-    mismatch: Mismatch = Mismatch()
+    mismatch: Mismatch = field(default_factory=Mismatch)
 
     def __add__(self, other: "_Totals") -> "_Totals":
         return _Totals(
@@ -54,9 +56,7 @@ class _Totals:
         )
 
 
-def split_groups(
-    sequences: Sequence[TrainSequence], parts: int
-) -> list[tuple[TrainSequence, ...]]:
+def split_groups(sequences: Sequence[TrainSequence], parts: int) -> list[tuple[TrainSequence, ...]]:
     """At most `parts` mini-batches of whole groups, in the batch's order, as even as can be."""
     groups: dict[str, list[TrainSequence]] = {}
     for sequence in sequences:
@@ -65,7 +65,7 @@ def split_groups(
     ordered = list(groups.values())
     return [
         tuple(sequence for group in ordered[start:end] for sequence in group)
-        for start, end in zip(bounds, bounds[1:], strict=False)
+        for start, end in pairwise(bounds)
     ]
 
 
@@ -95,9 +95,15 @@ class Trainer:
                 seen = self._accumulate(part)
                 if seen.mismatch.tokens == 0:
                     continue
-                updates.append(self._optimizer.step(lr))
+                updates.append(self._update(seen, lr))
                 totals += seen if epoch == 0 else _Totals()
         return _metrics(totals, updates, lr, len(rows)), any(u.skipped for u in updates)
+
+    def _update(self, seen: _Totals, lr: float) -> Update:
+        """A clamp passes no gradient for NaN, so the loss is looked at as well as the norm."""
+        if not math.isfinite(seen.loss):
+            return self._optimizer.discard()
+        return self._optimizer.step(lr)
 
     def _rows(self, sequences: Sequence[TrainSequence]) -> list[list[_Row]]:
         """The rows that carry a gradient, by mini-batch."""

@@ -64,9 +64,7 @@ class Rank:
     def info(self) -> ModelInfo:
         """What was loaded."""
         parameters = self._policy.named_parameters().values()
-        return ModelInfo(
-            sum(p.numel() for p in parameters), self._policy.head.shape[0], self._step
-        )
+        return ModelInfo(sum(p.numel() for p in parameters), self._policy.head.shape[0], self._step)
 
     def train(self, message: wire.Message) -> StepResult:
         """Makes the next step with the batch that the message describes.

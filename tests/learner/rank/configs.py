@@ -1,0 +1,16 @@
+"""Configurations that are made without torch."""
+
+from pathlib import Path
+
+from services.common.spec import PolicyConfig
+from services.learner.config import LearnerConfig
+
+LEARNER = LearnerConfig.model_validate(
+    {"tasks": "none", "steps": 10, "groups_per_step": 3, "group_size": 4, "optimizer": {"lr": 1e-2}}
+)
+
+
+def policy_config(folder: Path, **changes: object) -> PolicyConfig:
+    """Of a tiny float32 model."""
+    values = {"model": str(folder), "dtype": "float32", "max_model_len": 128, **changes}
+    return PolicyConfig.model_validate(values)

@@ -1,0 +1,123 @@
+"""Tiny random models and batches for the rank's tests."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from services.learner.config import AlgorithmConfig, OptimizerConfig
+from services.learner.rank.config import RankConfig
+from services.learner.rank.model import Policy, load
+from services.learner.rank.optimizer import Optimizer
+from services.learner.rank.step import Trainer
+from services.learner.types import TrainBatch, TrainSequence
+from tests.learner.rank.configs import policy_config
+
+VOCAB = 97
+YARN: dict[str, str | int | float] = {
+    "rope_type": "yarn",
+    "factor": 2.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def write_model(folder: Path, *, tied: bool = True) -> Path:
+    """A random Qwen3 of 2 layers as a Hugging Face folder; its outputs are far from uniform."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=64,
+        tie_word_embeddings=tied,
+        initializer_range=0.3,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def make_batch(
+    policy: Policy | None = None,
+    *,
+    step: int = 1,
+    groups: int = 3,
+    size: int = 4,
+    shift: float = 0.0,
+) -> TrainBatch:
+    """Groups of random sequences of 12 to 40 tokens with two policy turns each.
+
+    Behaviour logprobs are the policy's own (uniform without one) plus noise of size `shift`.
+    """
+    rng = np.random.default_rng(step)
+    sequences = [
+        _sequence(policy, rng, f"g{index // size}", index % size, shift)
+        for index in range(groups * size)
+    ]
+    return TrainBatch(step, tuple(sequences))
+
+
+def _sequence(
+    policy: Policy | None, rng: np.random.Generator, group: str, attempt: int, shift: float
+) -> TrainSequence:
+    length = int(rng.integers(12, 40))
+    token_ids = rng.integers(0, VOCAB, length).astype(np.int32)
+    mask = np.zeros(length, np.bool_)
+    mask[4:7] = True
+    mask[9 : length - 2] = True
+    temperature = 0.8
+    logprobs = np.full(length, -np.log(VOCAB), np.float32)
+    if policy is not None:
+        logprobs[1:] = reference_logprobs(policy, token_ids, temperature)
+    logprobs += rng.normal(0, 1, length).astype(np.float32) * shift
+    return TrainSequence(
+        group_id=group,
+        attempt_index=attempt,
+        reward=float((attempt + int(group[1:])) % 3 == 0),
+        token_ids=token_ids,
+        policy_mask=mask,
+        behaviour_logprobs=np.where(mask, logprobs, 0).astype(np.float32),
+        temperature=temperature,
+        staleness=0,
+    )
+
+
+@torch.no_grad()
+def reference_logprobs(policy: Policy, token_ids: np.ndarray, temperature: float) -> np.ndarray:
+    """Of tokens 1..n-1, by the model's own forward pass and a plain log_softmax."""
+    ids = torch.from_numpy(token_ids.astype(np.int64))
+    logits = policy.model(input_ids=ids[None], use_cache=False).logits[0, :-1]
+    values = (logits.float() / temperature).log_softmax(-1)
+    return values.gather(1, ids[1:, None]).squeeze(1).numpy()
+
+
+def make_trainer(
+    folder: Path,
+    *,
+    pack_tokens: int = 256,
+    head_chunk: int = 16,
+    algorithm: AlgorithmConfig | None = None,
+    checkpointing: bool = False,
+    **optimizer: object,
+) -> tuple[Policy, Optimizer, Trainer]:
+    rank = RankConfig(
+        pack_tokens=pack_tokens, head_chunk=head_chunk, gradient_checkpointing=checkpointing
+    )
+    policy = load(policy_config(folder), rank)
+    adamw = Optimizer(
+        policy.named_parameters(), OptimizerConfig.model_validate({"lr": 1e-2, **optimizer})
+    )
+    return policy, adamw, Trainer(policy, adamw, algorithm or AlgorithmConfig(), rank)
+
+
+def parameters(policy: Policy) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in policy.named_parameters().items()}
+
+
+def same_bits(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)

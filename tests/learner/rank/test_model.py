@@ -1,0 +1,106 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from services.learner.rank.config import RankConfig
+from services.learner.rank.model import ModelError, Policy, canary_token_ids, load, prepare, score
+from tests.learner.rank.configs import policy_config
+from tests.learner.rank.support import VOCAB, YARN, reference_logprobs
+
+
+def own_logprobs(folder: Path, ids: np.ndarray, **changes: object) -> np.ndarray:
+    """By transformers alone, with its own attention."""
+    config = Qwen3Config.from_pretrained(folder)
+    for key, value in changes.items():
+        setattr(config, key, value)
+    model = Qwen3ForCausalLM.from_pretrained(folder, config=config, attn_implementation="eager")
+    policy = Policy(model, config, torch.float32, torch.device("cpu"), packable=False)
+    return reference_logprobs(policy, ids, 1.0)
+
+
+@pytest.fixture
+def long_ids() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, VOCAB, 120).astype(np.int32)
+
+
+@pytest.mark.parametrize("kind", ["model_folder", "untied_folder"])
+def test_logprobs_are_those_of_transformers(
+    kind: str, request: pytest.FixtureRequest, long_ids: np.ndarray
+) -> None:
+    folder = request.getfixturevalue(kind)
+    policy = load(policy_config(folder), RankConfig())
+    ours = score(policy, long_ids, chunk=32)
+    np.testing.assert_allclose(ours, own_logprobs(folder, long_ids), atol=2e-5)
+
+
+def test_yarn_is_laid_over_the_models_own_rope(model_folder: Path, long_ids: np.ndarray) -> None:
+    policy = load(policy_config(model_folder, rope_scaling=YARN), RankConfig())
+    ours = score(policy, long_ids, chunk=32)
+    rope = {**YARN, "rope_theta": 10000.0}
+    np.testing.assert_allclose(
+        ours, own_logprobs(model_folder, long_ids, rope_parameters=rope), atol=2e-5
+    )
+    assert np.abs(ours - own_logprobs(model_folder, long_ids)).max() > 0.01
+
+
+def test_a_pack_computes_what_its_sequences_do_alone(model_folder: Path) -> None:
+    policy = load(policy_config(model_folder), RankConfig())
+    rng = np.random.default_rng(1)
+    rows = [rng.integers(0, VOCAB, length).astype(np.int32) for length in (5, 1, 33, 12)]
+    with torch.no_grad():
+        packed = policy.hidden(rows)
+        alone = torch.cat([policy.hidden([row]) for row in rows])
+    assert policy.packable
+    torch.testing.assert_close(packed, alone, rtol=0, atol=1e-5)
+
+
+def test_sliding_windows_are_kept(tmp_path: Path, model_folder: Path) -> None:
+    config = Qwen3Config.from_pretrained(model_folder)
+    config.use_sliding_window, config.sliding_window = True, 6
+    config.layer_types = ["full_attention", "sliding_attention"]
+    Qwen3ForCausalLM(config).save_pretrained(tmp_path)
+    ids = np.arange(40, dtype=np.int32)
+    policy = load(policy_config(tmp_path), RankConfig())
+    np.testing.assert_allclose(score(policy, ids, chunk=32), own_logprobs(tmp_path, ids), atol=2e-5)
+
+
+def test_a_tied_head_is_one_parameter(model_folder: Path, untied_folder: Path) -> None:
+    tied = load(policy_config(model_folder), RankConfig()).named_parameters()
+    untied = load(policy_config(untied_folder), RankConfig()).named_parameters()
+    assert "lm_head.weight" not in tied
+    assert set(untied) - set(tied) == {"lm_head.weight"}
+
+
+def test_bfloat16_computes_roughly_and_keeps_float32_parameters(model_folder: Path) -> None:
+    exact = load(policy_config(model_folder), RankConfig())
+    rough = load(policy_config(model_folder, dtype="bfloat16"), RankConfig())
+    ids = canary_token_ids(VOCAB)
+    difference = np.abs(score(exact, ids, chunk=32) - score(rough, ids, chunk=32)).max()
+    assert {p.dtype for p in rough.named_parameters().values()} == {torch.float32}
+    assert 0 < difference < 0.3
+
+
+def test_the_canary_depends_on_the_vocabulary_alone() -> None:
+    ids = canary_token_ids(151_936)
+    assert ids.tolist() == canary_token_ids(151_936).tolist()
+    assert len(set(ids.tolist())) == 32
+    assert ids.min() >= 0
+    assert ids.max() < 151_936
+
+
+def test_a_head_that_is_more_than_a_matrix_is_refused(model_folder: Path) -> None:
+    model = Qwen3ForCausalLM.from_pretrained(model_folder, attn_implementation="sdpa")
+    head = nn.Linear(32, VOCAB)
+    nn.init.normal_(head.bias)
+    model.lm_head = head
+    with pytest.raises(ModelError, match="more than a matrix product"):
+        prepare(model, torch.float32, RankConfig())
+
+
+def test_a_missing_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"policy\.model .*nowhere"):
+        load(policy_config(tmp_path / "nowhere"), RankConfig())

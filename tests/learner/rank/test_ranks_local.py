@@ -1,0 +1,156 @@
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from safetensors.numpy import load_file
+
+from services.common.fingerprint import checksum64, fingerprint
+from services.learner.adapters.ranks_local import LocalRanks
+from services.learner.ports import RankError
+from services.learner.rank import wire
+from services.learner.types import TrainBatch
+from tests.learner.rank.configs import LEARNER, policy_config
+from tests.learner.rank.support import make_batch
+
+Start = Callable[..., LocalRanks]
+
+
+@pytest_asyncio.fixture
+async def make_ranks(model_folder: Path, tmp_path: Path) -> AsyncIterator[Start]:
+    made: list[LocalRanks] = []
+
+    def make(name: str = "run") -> LocalRanks:
+        shm = tmp_path / f"shm-{name}"
+        shm.mkdir(exist_ok=True)
+        log = tmp_path / f"{name}.log"
+        made.append(LocalRanks(name, policy_config(model_folder), LEARNER, log, shm))
+        return made[-1]
+
+    yield make
+    for ranks in made:
+        await ranks.close()
+
+
+def stale_and_foreign(folder: Path) -> tuple[Path, Path]:
+    """A file left by a dead process of the run `run`, and one of another run."""
+    stale = folder / f"{wire.shm_prefix('run')}slot9.safetensors"
+    foreign = folder / f"{wire.shm_prefix('run2')}slot0.safetensors"
+    stale.touch()
+    foreign.touch()
+    return stale, foreign
+
+
+def rank_pid(ranks: LocalRanks) -> int:
+    child = ranks._child  # pyright: ignore[reportPrivateUsage]
+    assert child is not None
+    return child.process.pid
+
+
+async def test_a_second_process_continues_from_a_checkpoint_to_the_same_bits(
+    make_ranks: Start, tmp_path: Path
+) -> None:
+    straight, resumed = make_ranks("straight"), make_ranks("resumed")
+    info = await straight.start(None)
+    assert (info.step, info.vocab_size) == (0, 97)
+    assert not (await straight.train(make_batch(step=1))).skipped
+    files = await straight.save(tmp_path / "checkpoint")
+    assert (await resumed.start(files.directory)).step == 1
+    first, second = [await ranks.train(make_batch(step=2)) for ranks in (straight, resumed)]
+    assert first.metrics == second.metrics
+    left, right = await straight.publish(2), await resumed.publish(2)
+    assert left.fingerprint == right.fingerprint
+    np.testing.assert_array_equal(left.canary_logprobs, right.canary_logprobs)
+    raw = np.fromfile(left.path, np.uint8)
+    tensors = load_file(left.path)
+    for entry in left.manifest:
+        part = raw[entry.offset_bytes :][: tensors[entry.name].nbytes]
+        assert checksum64(part) == entry.checksum
+    assert fingerprint(left.manifest, left.total_bytes) == left.fingerprint
+    assert len(left.canary_logprobs) == len(left.canary_token_ids) - 1
+    await straight.close()
+    assert list(left.path.parent.iterdir()) == []
+
+
+async def test_refusals_leave_the_rank_in_service(make_ranks: Start, tmp_path: Path) -> None:
+    ranks = make_ranks()
+    with pytest.raises(RankError, match="has not been started"):
+        await ranks.publish(0)
+    stale, foreign = stale_and_foreign(tmp_path / "shm-run")
+    await ranks.start(None)
+    assert (stale.exists(), foreign.exists()) == (False, True)
+    with pytest.raises(RankError, match="step 5 asked for, the next one is 1"):
+        await ranks.train(make_batch(step=5))
+    with pytest.raises(RankError, match="version 3 asked for, the weights are 0"):
+        await ranks.publish(3)
+    batch = make_batch(step=1)
+    broken = replace(batch.sequences[0], reward=float("inf"))
+    with pytest.raises(RankError, match="reward of attempt 0"):
+        await ranks.train(TrainBatch(1, (broken, *batch.sequences[1:])))
+    cancelled = asyncio.create_task(ranks.publish(0))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    assert not (await ranks.train(batch)).skipped
+
+
+async def test_a_killed_rank_is_an_error_with_the_end_of_its_log(make_ranks: Start) -> None:
+    ranks = make_ranks()
+    await ranks.start(None)
+    pid = rank_pid(ranks)
+    # Stopped, it takes the batch and never answers.
+    os.kill(pid, signal.SIGSTOP)
+    training = asyncio.create_task(ranks.train(make_batch()))
+    await asyncio.sleep(0.1)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(RankError, match=r"(?s)killed by signal 9.*run\.log"):
+        await training
+    with pytest.raises(RankError, match="killed by signal 9"):
+        await ranks.publish(0)
+
+
+ORPHAN = """
+import asyncio, sys
+from pathlib import Path
+from services.learner.rank import wire
+from tests.learner.rank.test_ranks_local import LEARNER, rank_pid
+from tests.learner.rank.support import policy_config
+from services.learner.adapters.ranks_local import LocalRanks
+
+async def main():
+    folder = Path(sys.argv[2])
+    ranks = LocalRanks("orphan", policy_config(Path(sys.argv[1])), LEARNER, folder / "log", folder)
+    await ranks.start(None)
+    print(ranks._child.process.pid, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+def test_a_rank_whose_parent_was_killed_ends_and_cleans_up(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", ORPHAN, str(model_folder), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert len(list(tmp_path.glob("*slot*"))) == 3
+        parent.kill()
+    deadline = time.monotonic() + 5
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid}").exists() or _is_zombie(pid)
+    assert list(tmp_path.glob("*slot*")) == []
+
+
+def _is_zombie(pid: int) -> bool:
+    """Nobody may be there to reap it."""
+    return ") Z" in Path(f"/proc/{pid}/stat").read_text()
