@@ -25,7 +25,6 @@ class Model(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(
         frozen=True,
         extra="forbid",
-        validate_default=True,
         allow_inf_nan=False,
         # A key `model_max_len` is a plain key, not a clash with pydantic's own attributes.
         protected_namespaces=(),
@@ -42,7 +41,7 @@ def load_spec(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """
     spec = _read(path)
     for override in overrides:
-        _apply(spec, override)
+        apply_override(spec, override)
     seed = spec.get("seed", 0)
     spec = {key: _with_seed(value, str(seed)) for key, value in spec.items()}
     canonical_json(spec, where=str(path))
@@ -103,7 +102,8 @@ def _read(path: Path) -> dict[str, Any]:
     return spec
 
 
-def _apply(spec: dict[str, Any], override: str) -> None:
+def apply_override(spec: dict[str, Any], override: str) -> None:
+    """Set one `--a.b=value` in `spec`, making the tables on the way. Raises ConfigError."""
     key, equals, text = override.removeprefix("--").partition("=")
     parts = key.split(".")
     if not equals or not all(parts):

@@ -5,6 +5,7 @@ import faulthandler
 import os
 import signal
 import threading
+import time
 from collections.abc import Awaitable
 from types import FrameType
 
@@ -15,6 +16,8 @@ from services.common.membership import Identity, Membership, RegistryContract, S
 
 # What a stop may take before the process is ended without further ado.
 _STOP_GRACE_S = 5.0
+# Ctrl-C reaches a process group and the one who forwards it: signals so close are one wish.
+_SAME_SIGNAL_S = 0.5
 _log = get_logger(__name__)
 
 
@@ -36,9 +39,10 @@ class Lifecycle:
         self._registry_channel = registry_channel
         self._loop = asyncio.get_running_loop()
         self._service: asyncio.Future[None] | None = None
+        self._member: Membership | None = None
         self._membership: asyncio.Task[None] | None = None
         self._stopped = False
-        self._signals = 0
+        self._signalled_at: float | None = None
 
     def install_signals(self) -> None:
         """Not the loop's own handlers: those wait for a loop that may be blocked."""
@@ -56,15 +60,13 @@ class Lifecycle:
             if not self._stopped:
                 raise
         finally:
-            if self._membership is not None:
-                self._membership.cancel()
-                await asyncio.gather(self._membership, return_exceptions=True)
+            await self._leave()
 
     def announce(self, address: str) -> None:
         """Register `address` and start the heartbeats; nothing without a registry."""
         if self._contract is None or self._registry_channel is None or self._membership:
             return
-        membership = Membership(
+        self._member = membership = Membership(
             self._identity,
             self._contract,
             self._registry_channel,
@@ -74,6 +76,14 @@ class Lifecycle:
         )
         self._membership = asyncio.create_task(membership.run(address), name="membership")
         self._membership.add_done_callback(self._membership_ended)
+
+    async def _leave(self) -> None:
+        if self._membership is None or self._member is None:
+            return
+        self._membership.cancel()
+        await asyncio.gather(self._membership, return_exceptions=True)
+        if not self._stopped:
+            await self._member.farewell()
 
     def drain(self, reason: str) -> None:
         """Finish what is running and take nothing new."""
@@ -93,10 +103,12 @@ class Lifecycle:
         timer.start()
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        self._signals += 1
-        if self._signals > 1:
+        now = time.monotonic()
+        if self._signalled_at is None:
+            self._signalled_at = now
+            self._loop.call_soon_threadsafe(self.drain, signal.Signals(number).name)
+        elif now - self._signalled_at > _SAME_SIGNAL_S:
             os._exit(128 + number)
-        self._loop.call_soon_threadsafe(self.drain, signal.Signals(number).name)
 
     def _membership_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:

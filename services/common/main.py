@@ -86,9 +86,22 @@ def _read(
 ) -> tuple[dict[str, Any], SharedConfig, C]:
     where = str(arguments.config)
     spec = load_spec(arguments.config, arguments.overrides)
-    shared = parse_shared(spec, where=where)
-    config = parse(config_cls, spec.get(service, {}), where=f"{where} [{service}]")
-    return spec, shared, config
+    try:
+        shared = parse_shared(spec, where=where)
+    except ConfigError as first:
+        _parse_own(service, config_cls, spec, where, first)
+        raise
+    return spec, shared, _parse_own(service, config_cls, spec, where, None)
+
+
+def _parse_own(
+    service: str, config_cls: type[C], spec: dict[str, Any], where: str, first: ConfigError | None
+) -> C:
+    """The service's section; its problems come after those of `first`, all in one error."""
+    try:
+        return parse(config_cls, spec.get(service, {}), where=f"{where} [{service}]")
+    except ConfigError as error:
+        raise ConfigError("\n".join(str(each) for each in (first, error) if each)) from error
 
 
 def _surroundings(

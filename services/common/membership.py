@@ -17,6 +17,7 @@ from services.common.rpc import seconds, service_error
 __all__ = ["Identity", "Membership", "Peers", "RegistryContract", "Status"]
 
 _CALL_TIMEOUT_S = 5.0
+_FAREWELL_TIMEOUT_S = 2.0
 # Until the registry has said what it wants.
 _INTERVAL_S = 1.0
 _ORPHAN_AFTER_S = 60.0
@@ -91,6 +92,15 @@ class Membership:
                 orphaned = True
                 self._drain(f"no word from the launcher for {self._orphan_after_s:.0f} s")
             await asyncio.sleep(self._interval_s)
+
+    async def farewell(self) -> None:
+        """One last heartbeat: how it ended must not be lost between two of them."""
+        if not self._registered:
+            return
+        try:
+            await self._stub.Heartbeat(self._heartbeat(), timeout=_FAREWELL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            _log.warning("the last heartbeat failed", code=error.code().name)
 
     async def _beat(self, address: str) -> bool:
         """Register or send a heartbeat; true if that was the end."""

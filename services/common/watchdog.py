@@ -111,6 +111,10 @@ class Watchdog:
         """The open stage `name` has moved: its time starts again."""
         self._stages.progress(name, self._clock())
 
+    def standstills(self, now: float) -> list[Standstill]:
+        """The stages to report at `now`; each call counts as their report."""
+        return self._stages.standstills(now)
+
     @contextmanager
     def running(self) -> Generator[None]:
         """Watch while the block runs; call it on the event loop that is to be watched."""
@@ -139,7 +143,7 @@ class Watchdog:
         while loop is not None and not self._stop.wait(self._interval_s):
             if loop.is_closed():
                 return
-            for standstill in self._stages.standstills(self._clock()):
+            for standstill in self.standstills(self._clock()):
                 self._report(standstill)
             try:
                 loop.call_soon_threadsafe(self.progress, EVENT_LOOP)

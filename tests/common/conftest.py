@@ -1,0 +1,58 @@
+"""Servers and processes for the tests of the common library."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import grpc.aio
+import pytest_asyncio
+
+from services.common import rpc
+from tests.common import echo
+
+ROOT = Path(__file__).parents[2]
+StartProcess = Callable[[str], Awaitable[tuple[asyncio.subprocess.Process, str]]]
+Serve = Callable[..., Awaitable[grpc.aio.Channel]]
+
+
+@pytest_asyncio.fixture
+async def serve() -> AsyncIterator[Serve]:
+    """Serves the echo service with extra unary methods; gives a channel to it."""
+    async with AsyncExitStack() as stack:
+
+        async def start(**unary: echo.Unary) -> grpc.aio.Channel:
+            server = rpc.server(token=echo.TOKEN)
+            echo.add(server, **unary)
+            serving = await stack.enter_async_context(
+                rpc.serving(server, "127.0.0.1:0", grace_s=0.1)
+            )
+            channel = rpc.channel(serving.address, token=echo.TOKEN)
+            return await stack.enter_async_context(channel)
+
+        yield start
+
+
+@pytest_asyncio.fixture
+async def echo_process() -> AsyncIterator[StartProcess]:
+    """Starts the echo service in a process of its own; gives the process and its address."""
+    processes: list[asyncio.subprocess.Process] = []
+
+    async def start(listen: str = "127.0.0.1:0") -> tuple[asyncio.subprocess.Process, str]:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.common.echo", listen),
+            stdout=asyncio.subprocess.PIPE,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": "."},
+        )
+        processes.append(process)
+        assert process.stdout is not None
+        return process, (await process.stdout.readline()).decode().strip()
+
+    yield start
+    for process in processes:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()

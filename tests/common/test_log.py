@@ -1,0 +1,120 @@
+"""Log lines: JSON, with their context, without secrets, bounded."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from services.common import log
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    """Logging is of the whole process: leave it as it was found."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+
+
+def test_a_line_says_who_where_and_what(capsys: pytest.CaptureFixture[str]) -> None:
+    log.setup("learner", "run-1", replica=2, pretty=False)
+    log.bind(step=7)
+    log.get_logger("services.learner.loop").info("a step is done", loss=0.5)
+    logging.getLogger("grpc").warning("foreign %d", 3)
+    ours, foreign = lines(capsys)
+    expected = {"service": "learner", "replica": 2, "run_id": "run-1", "step": 7}
+    assert expected.items() <= ours.items()
+    assert {"event": "a step is done", "loss": 0.5, "level": "info"}.items() <= ours.items()
+    assert ours["logger"] == "services.learner.loop"
+    assert {**expected, "event": "foreign 3", "logger": "grpc"}.items() <= foreign.items()
+
+
+async def test_what_a_task_binds_stays_in_it(capsys: pytest.CaptureFixture[str]) -> None:
+    log.setup("rollout", "run-1", pretty=False)
+
+    async def work(group: str) -> None:
+        log.bind(group_id=group)
+        await asyncio.sleep(0)
+        log.get_logger("x").info("working")
+
+    await asyncio.gather(work("a"), work("b"))
+    log.get_logger("x").info("outside")
+    assert [line.get("group_id") for line in lines(capsys)] == ["a", "b", None]
+
+
+def test_secrets_never_appear(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEET_API_KEY", 'sk-"quoted"-CANARY')
+    log.setup("env_gateway", "run-1", pretty=False)
+    log.add_secret("token-CANARY-0123456")
+    logger = log.get_logger("x")
+    logger.info(
+        'with sk-"quoted"-CANARY', header="Authorization: Bearer abc.CANARY", token="CANARY"
+    )
+    logger.info("nested", value={"list": ["token-CANARY-0123456", 'sk-"quoted"-CANARY']})
+    logger.info("cut", value="x" * 4090 + "token-CANARY-0123456")
+    logging.getLogger("lib").warning("said %s", {"key": "token-CANARY-0123456"})
+    try:
+        raise ValueError("token-CANARY-0123456")
+    except ValueError:
+        logger.exception("failed")
+    output = capsys.readouterr().err
+    assert "CANARY" not in output
+    assert len([json.loads(line) for line in output.splitlines()]) == 5
+
+
+def test_secrets_do_not_appear_on_a_terminal_either(capsys: pytest.CaptureFixture[str]) -> None:
+    log.setup("env_gateway", "run-1", pretty=True)
+    log.get_logger("x").info("hello", header="Bearer CANARY-12345", n=3)
+    output = capsys.readouterr().err
+    assert "CANARY" not in output
+    assert "hello" in output
+    assert "n=3" in output
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@given(
+    st.dictionaries(
+        st.text(min_size=1).filter(lambda key: key not in ("event", "exc_info", "stack_info")),
+        st.text(max_size=20) | st.integers() | st.binary() | st.lists(st.floats()),
+        max_size=5,
+    )
+)
+def test_any_values_make_one_bounded_json_line(
+    capsys: pytest.CaptureFixture[str], values: dict[str, Any]
+) -> None:
+    log.setup("rollout", "run-1", pretty=False)
+    capsys.readouterr()
+    keywords = {f"k{key}": value for key, value in values.items()}
+    log.get_logger("x").info("any", many={str(i): "é" * 5000 for i in range(9)}, **keywords)
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert json.loads(err)["event"] == "any"
+    assert len(err.encode(errors="surrogatepass")) <= log.MAX_LINE_BYTES + 1
+
+
+def test_a_line_of_many_long_values_is_cut_but_still_json(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log.setup("rollout", "run-1", pretty=False)
+    values: dict[str, Any] = {f"v{index}": "é" * 4000 for index in range(20)}
+    log.get_logger("x").info("long", small=1, **values)
+    (line,) = lines(capsys)
+    assert line["event"] == "long"
+    assert line["small"] == 1
+    assert line["cut_bytes"] > log.MAX_LINE_BYTES

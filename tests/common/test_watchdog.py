@@ -1,0 +1,85 @@
+"""The watchdog names what stands still and leaves the stacks."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from services.common.watchdog import Stages, Standstill, Watchdog
+
+
+def test_a_stage_is_reported_past_its_limit_and_again_when_the_time_has_doubled() -> None:
+    stages = Stages()
+    stages.enter("publish", 10, now=0)
+    assert stages.standstills(10) == []
+    assert stages.standstills(11) == [Standstill("publish", 11)]
+    assert stages.standstills(21) == []
+    assert stages.standstills(23) == [Standstill("publish", 23)]
+
+
+def test_progress_and_leaving_end_a_standstill() -> None:
+    stages = Stages()
+    first = stages.enter("turn", 10, now=0)
+    second = stages.enter("turn", 10, now=0)
+    stages.progress("turn", now=8)
+    assert stages.standstills(17) == []
+    stages.leave(first)
+    assert stages.standstills(19) == [Standstill("turn", 11)]
+    stages.leave(second)
+    assert stages.standstills(1000) == []
+
+
+async def test_a_stage_that_stands_still_is_named_with_all_stacks(tmp_path: Path) -> None:
+    watchdog = Watchdog(limit_s=0.1, interval_s=0.05, dump_folder=tmp_path)
+
+    async def the_task_that_waits() -> None:
+        await asyncio.Event().wait()
+
+    waiting = asyncio.create_task(the_task_that_waits())
+    with capture_logs() as logs, watchdog.running(), watchdog.stage("publish"):
+        await asyncio.sleep(0.5)
+    waiting.cancel()
+    report = logs[0]
+    assert report["stage"] == "publish"
+    assert report["log_level"] == "error"
+    stacks = Path(report["stacks"]).read_text()
+    assert "the_task_that_waits" in stacks
+    assert "Current thread" in stacks
+
+
+async def test_a_blocked_event_loop_is_named(tmp_path: Path) -> None:
+    watchdog = Watchdog(loop_limit_s=0.2, interval_s=0.05, dump_folder=tmp_path)
+    with capture_logs() as logs, watchdog.running():
+        await asyncio.sleep(0.4)
+        assert not logs
+        time.sleep(0.5)  # noqa: ASYNC251
+    assert logs[0]["stage"] == "event_loop"
+
+
+async def test_a_dump_that_cannot_be_written_is_still_reported(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    watchdog = Watchdog(limit_s=0.05, interval_s=0.02, dump_folder=tmp_path / "file" / "x")
+    with capture_logs() as logs, watchdog.running(), watchdog.stage("a/b c"):
+        await asyncio.sleep(0.2)
+    assert logs[0]["stage"] == "a/b c"
+    assert logs[0]["stacks"].startswith("not written: ")
+
+
+async def test_work_within_its_limit_is_not_reported() -> None:
+    watchdog = Watchdog(limit_s=5, interval_s=0.02)
+    with capture_logs() as logs, watchdog.running():
+        for _ in range(5):
+            with watchdog.stage("turn"):
+                await asyncio.sleep(0.02)
+    assert logs == []
+
+
+@pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError])
+def test_a_stage_that_fails_is_left(error: type[BaseException]) -> None:
+    now = 0.0
+    watchdog = Watchdog(limit_s=1, clock=lambda: now)
+    with pytest.raises(error), watchdog.stage("x"):
+        raise error
+    assert watchdog.standstills(100.0) == []
