@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 from typing import Any
 
@@ -40,7 +39,7 @@ async def serve(runtime: Runtime[FakeConfig]) -> None:
     config = runtime.config
     print(f"{config.message} from {runtime.worker_id}", file=sys.stderr, flush=True)
     if config.litter:
-        subprocess.Popen(["sleep", "300"], start_new_session=True)
+        await asyncio.create_subprocess_exec("sleep", "300", start_new_session=True)
     if config.deaf:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     await runtime.announce("127.0.0.1:9")

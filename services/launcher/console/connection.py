@@ -53,12 +53,12 @@ async def connected(
 ) -> AsyncGenerator[Connection]:
     """Talk to the launcher of `runs`. With `start`, one is started where none runs, and stopped in
     the end unless it has other work. Raises LauncherError."""
-    runs.mkdir(parents=True, exist_ok=True)
     address, own = address_file.read(runs), None
     try:
         if address is None:
             if not start:
                 raise LauncherError(f"no launcher is running for {runs}")
+            await asyncio.to_thread(runs.mkdir, parents=True, exist_ok=True)
             own = await _spawn(runs)
             address = await interrupts.unless(_address_of(runs, own))
         async with rpc.channel(address.address, token=address.token) as channel:

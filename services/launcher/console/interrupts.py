@@ -2,11 +2,13 @@
 
 import asyncio
 import signal
+import time
 from collections.abc import Coroutine, Generator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SAME_PRESS_S = 0.3
 T = TypeVar("T")
 
 
@@ -20,10 +22,14 @@ class Interrupts:
     def __init__(self) -> None:
         self.first = asyncio.Event()
         self.second = asyncio.Event()
+        self._noted = 0.0
 
     def note(self) -> None:
-        if self.first.is_set():
+        """One key press can arrive twice, from the terminal and from a parent that forwards it."""
+        now = time.monotonic()
+        if self.first.is_set() and now - self._noted > _SAME_PRESS_S:
             self.second.set()
+        self._noted = now
         self.first.set()
 
     @contextmanager

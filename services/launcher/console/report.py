@@ -80,7 +80,8 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
 
 def series(records: list[dict[str, Any]], metric: str) -> tuple[list[int], list[float]]:
     """Steps and values of one metric; of a step told twice (after a resume) the last counts."""
-    values = {int(r["step"]): float(r[metric]) for r in records if metric in r and "step" in r}
+    told = [r for r in records if "step" in r and r.get(metric) is not None]
+    values = {int(r["step"]): float(r[metric]) for r in told}
     steps = sorted(values)
     return steps, [values[step] for step in steps]
 
