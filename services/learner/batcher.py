@@ -4,11 +4,14 @@ Groups leave oldest first, by their place in the curriculum. How many wait is bo
 lease book's slots.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from services.learner.group_types import GroupSpec
-from services.learner.trajectory import Trajectory
-from services.learner.types import AttemptKey
+from services.learner.trajectory import Trajectory, policy_mask
+from services.learner.types import AttemptKey, TrainBatch, TrainSequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,9 @@ class ReadyGroup:
     spec: GroupSpec
     graded: tuple[Record, ...]
     failed: tuple[Record, ...]
+    # Monotonic seconds of its first lease and of its end.
+    leased_at: float = 0.0
+    ended_at: float = 0.0
 
     @property
     def oldest_version(self) -> int | None:
@@ -110,3 +116,34 @@ class Batcher:
         if len(filtered) == len(taken):
             filtered = []
         return Batch(tuple(g for g in taken if g not in filtered), tuple(filtered))
+
+
+def train_batch(step: int, attempts: Iterable[Trajectory]) -> TrainBatch:
+    """What the ranks train on in `step`: a function of the plan's attempts alone (I5)."""
+    rows = [row for attempt in attempts for row in _train_sequences(step, attempt)]
+    return TrainBatch(step, tuple(rows))
+
+
+def _train_sequences(step: int, attempt: Trajectory) -> list[TrainSequence]:
+    if attempt.reward is None or not attempt.sequences:
+        raise ValueError(f"{attempt.key} cannot be trained on: it has no reward or no tokens")
+    versions = [policy.version for policy in attempt.policies]
+    staleness = step - 1 - min(versions, default=step - 1)
+    rows: list[TrainSequence] = []
+    for sequence in attempt.sequences:
+        mask = policy_mask(sequence)
+        logprobs = np.zeros(len(mask), dtype=np.float32)
+        logprobs[mask] = sequence.logprobs
+        temperatures = [s.temperature for s in sequence.spans if s.temperature is not None]
+        row = TrainSequence(
+            group_id=attempt.key.group_id,
+            attempt_index=attempt.key.attempt_index,
+            reward=attempt.reward,
+            token_ids=sequence.token_ids.astype(np.int32),
+            policy_mask=mask,
+            behaviour_logprobs=logprobs,
+            temperature=temperatures[0] if temperatures else 1.0,
+            staleness=staleness,
+        )
+        rows.append(row)
+    return rows

@@ -93,6 +93,12 @@ class Broadcast:
         member.ended = True
         asyncio.get_running_loop().call_later(self._grace_s, self._end, member)
 
+    def close(self) -> None:
+        """End every stream, for a server that stops."""
+        for member in self._members.values():
+            member.ended = True
+            member.wake.set()
+
     async def next_update(self, member: Member, timeout_s: float) -> Update | None:
         """Wait for something to load; None when the stream should end."""
         try:

@@ -6,7 +6,6 @@ from pydantic import Field, model_validator
 
 from services.common.config import Model
 from services.learner.rank.config import RankConfig
-from services.learner.rank.config import RankConfig
 
 EvalMoment = Literal["before", "during", "after"]
 
@@ -122,7 +121,6 @@ class LearnerConfig(Model):
     attach_grace_s: float = Field(default=10.0, gt=0)
     algorithm: AlgorithmConfig = AlgorithmConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
-    rank: RankConfig = RankConfig()
     rank: RankConfig = RankConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     eval: EvalConfig = EvalConfig()

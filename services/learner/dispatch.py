@@ -87,6 +87,7 @@ class Dispatcher:
         self._seed = seed
         self._max_requeues = max_requeues
         self._records: dict[str, dict[AttemptKey, Record]] = {}
+        self._leased_at: dict[str, float] = {}
         self._answers: OrderedDict[str, str] = OrderedDict()
         self._journaling: dict[str, asyncio.Task[None]] = {}
         self._writes: set[asyncio.Task[Any]] = set()
@@ -207,10 +208,6 @@ class Dispatcher:
     async def drop_eval(self, group_ids: Sequence[str], reason: str) -> None:
         await self._settle(self.book.drop(group_ids, reason))
 
-    def forget_eval(self, group_ids: Sequence[str]) -> None:
-        """Free the slots of evaluated groups."""
-        self._forget(group_ids)
-
     async def restore(self, stored: StoredGroup) -> None:
         """Take up a group of an earlier epoch, its trajectories and its lease."""
         spec = stored.spec
@@ -254,6 +251,7 @@ class Dispatcher:
         if lease is None:
             return False
         self._remember(request.request_id, lease_id)
+        self._leased_at.setdefault(lease.group.group_id, now())
         write = self._journal.leased(lease, request.incarnation, request.request_id, self.run_epoch)
         task = self._journaling[lease_id] = self._start(write)
         task.add_done_callback(lambda _: self._journaling.pop(lease_id))
@@ -276,6 +274,7 @@ class Dispatcher:
             elif group.group.purpose is Purpose.TRAIN:
                 self.batcher.add(ready)
             else:
+                self._forget([group.group.group_id])
                 self.on_eval_group(ready)
         if dropped:
             await self._journal.drop_groups(dropped, requeued)
@@ -298,7 +297,8 @@ class Dispatcher:
         records = self._records.get(ended.group.group_id, {})
         graded = tuple(records[key] for key in ended.graded)
         others = tuple(r for key, r in records.items() if key not in ended.graded)
-        return ReadyGroup(ended.group, graded, others)
+        leased_at = self._leased_at.get(ended.group.group_id, now())
+        return ReadyGroup(ended.group, graded, others, leased_at, now())
 
     def _replacement(self, ended: Ended) -> GroupSpec | None:
         """A new group for a task that failed, or none when it is quarantined."""
@@ -317,6 +317,7 @@ class Dispatcher:
         self.book.free(ids)
         for group_id in ids:
             self._records.pop(group_id, None)
+            self._leased_at.pop(group_id, None)
 
     def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)

@@ -15,7 +15,7 @@ from typing import IO, Any, TypeVar
 
 from services.learner import trajectory as trajectories
 from services.learner.group_types import Ended, GroupSpec, Lease
-from services.learner.journal_rows import put_group, record_digest, trajectory_of
+from services.learner.journal_rows import put_group, record_digest, replayed_version, trajectory_of
 from services.learner.journal_schema import (
     PRUNE,
     SCHEMA_VERSION,
@@ -64,21 +64,16 @@ class Journal:
     # --- the run
 
     async def begin_epoch(self, at_least: int) -> int:
-        """Start a new run epoch above every earlier one."""
+        """Start a new run epoch above every earlier one, forked where the replay will end."""
 
         def work(db: sqlite3.Connection) -> int:
             (last,) = db.execute("SELECT coalesce(max(run_epoch), 0) FROM epochs").fetchone()
             epoch = max(at_least, last + 1)
-            db.execute("INSERT INTO epochs VALUES (?, NULL, ?)", (epoch, time.time()))
+            fork = replayed_version(db)
+            db.execute("INSERT INTO epochs VALUES (?, ?, ?)", (epoch, fork, time.time()))
             return epoch
 
         return await self._writer.write(work)
-
-    async def fork(self, run_epoch: int, version: int) -> None:
-        """Note at which version an epoch took over from the one before."""
-        await self._execute(
-            "UPDATE epochs SET forked_version = ? WHERE run_epoch = ?", (version, run_epoch)
-        )
 
     async def set_meta(self, values: Mapping[str, object]) -> None:
         rows = [(key, json.dumps(value)) for key, value in values.items()]
@@ -146,13 +141,12 @@ class Journal:
 
         await self._writer.write(work)
 
-    async def mark(self, group_ids: Sequence[str], state: str, reason: str = "") -> None:
-        """Set the state of groups."""
-        rows = [(state, reason, group_id) for group_id in group_ids]
-        await self._writer.write(
-            lambda db: db.executemany(
-                "UPDATE groups SET state = ?, reason = ? WHERE group_id = ?", rows
-            )
+    async def drop_evals(self, reason: str) -> None:
+        """Close the groups of evaluations that did not end."""
+        await self._execute(
+            "UPDATE groups SET state = 'dropped', reason = ?"
+            " WHERE purpose = 'eval' AND state = 'open'",
+            (reason,),
         )
 
     async def load(self, keys: Sequence[AttemptKey]) -> list[Trajectory]:
@@ -201,7 +195,7 @@ class Journal:
 
     async def forks(self) -> dict[int, int]:
         """The version at which each epoch took over, by epoch."""
-        sql = "SELECT run_epoch, forked_version FROM epochs WHERE forked_version IS NOT NULL"
+        sql = "SELECT run_epoch, forked_version FROM epochs"
         return dict(await self.read(lambda db: db.execute(sql).fetchall()))
 
     # --- checkpoints and evaluations

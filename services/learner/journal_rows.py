@@ -58,6 +58,19 @@ def unfinished_groups(db: sqlite3.Connection) -> list[StoredGroup]:
     return [_stored(db, row) for row in rows]
 
 
+def next_sequence_number(db: sqlite3.Connection) -> int:
+    """Where the curriculum goes on."""
+    sql = "SELECT coalesce(max(sequence_number), -1) + 1 FROM groups WHERE purpose = 'train'"
+    return int(db.execute(sql).fetchone()[0])
+
+
+def replayed_version(db: sqlite3.Connection) -> int:
+    """The version at which a start from this journal takes over, all plans replayed."""
+    (planned,) = db.execute("SELECT coalesce(max(step), 0) FROM plans").fetchone()
+    (saved,) = db.execute("SELECT coalesce(max(step), 0) FROM checkpoints").fetchone()
+    return max(planned, saved)
+
+
 def accounts(db: sqlite3.Connection) -> dict[str, int]:
     """Where every acknowledged try went (I2); the values sum to `acknowledged`."""
     sql = """

@@ -11,7 +11,7 @@ SCHEMA_VERSION = "1"
 TABLES = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS epochs (
-  run_epoch INTEGER PRIMARY KEY, forked_version INTEGER, started REAL NOT NULL);
+  run_epoch INTEGER PRIMARY KEY, forked_version INTEGER NOT NULL, started REAL NOT NULL);
 -- state: open, planned, filtered, dropped, evaluated
 CREATE TABLE IF NOT EXISTS groups (
   group_id TEXT PRIMARY KEY, sequence_number INTEGER NOT NULL, purpose TEXT NOT NULL,

@@ -20,6 +20,8 @@ class StepTimes:
     """Seconds of one step's stages; `step` is from the end of the step before to its own."""
 
     rollout_wait: float
+    # From the first lease of the step's groups to the end of the last.
+    rollout: float
     train: float
     # Writing the weights and scoring the canary.
     publish: float
@@ -47,14 +49,14 @@ def reward_metrics(groups: Sequence[ReadyGroup]) -> dict[str, float]:
         f"reward/avg_pass_at_{size}": _mean(max(g.rewards) >= PASS_REWARD for g in groups),
         "reward/avg_pass_at_1": _pass_at_1(groups),
         "reward/avg_raw_reward": _mean(every),
-        "reward/variance_per_prompt": _mean(np.var(g.rewards) for g in groups),
+        "reward/variance_per_prompt": _mean(float(np.var(g.rewards)) for g in groups),
     }
     for env, own in _by_env(groups).items():
         prefix = f"reward/{env}"
         positive = [r for g in own for r in g.rewards if r > 0]
         metrics[f"{prefix}/pass_at_n"] = _mean(max(g.rewards) >= PASS_REWARD for g in own)
         metrics[f"{prefix}/pass_at_1"] = _pass_at_1(own)
-        metrics[f"{prefix}/variance_per_prompt"] = _mean(np.var(g.rewards) for g in own)
+        metrics[f"{prefix}/variance_per_prompt"] = _mean(float(np.var(g.rewards)) for g in own)
         metrics[f"{prefix}/signal_ratio"] = _mean(not g.constant for g in own)
         metrics[f"{prefix}/mean_positive_reward"] = _mean(positive)
     return metrics
@@ -121,13 +123,13 @@ def timing_metrics(times: StepTimes) -> dict[str, float]:
     """`timing/*` in seconds, and shares of the step.
 
     `idle_share` is the part of the step in which the trainer neither trained nor published nor
-    wrote a checkpoint. `overlap_ratio` is step / max(rollout, train), where rollout is what the
-    step would have waited for sampling alone: 1 is perfect overlap. Sampling goes on during
-    training, so its own length is the step without what the trainer held it up for.
+    wrote a checkpoint. `overlap_ratio` is step / max(rollout, train): 1 when the shorter of the
+    two hides behind the longer, up to 2 when they take turns.
     """
     busy = times.train + times.publish + times.checkpoint
     metrics = {
         "timing/rollout_wait": times.rollout_wait,
+        "timing/rollout": times.rollout,
         "timing/train": times.train,
         "timing/publish": times.publish,
         "timing/eval_wait": times.eval_wait,
@@ -135,6 +137,9 @@ def timing_metrics(times: StepTimes) -> dict[str, float]:
         "timing/step": times.step,
         "timing/idle_share": max(0.0, 1.0 - busy / times.step) if times.step else 0.0,
     }
+    longest = max(times.rollout, times.train)
+    if longest > 0:
+        metrics["timing/overlap_ratio"] = times.step / longest
     if times.sync is not None:
         metrics["timing/sync"] = times.sync
     return metrics

@@ -3,7 +3,14 @@
 from pathlib import Path
 from typing import Protocol
 
-from services.learner.types import CheckpointFiles, ModelInfo, Publication, StepResult, TrainBatch
+from services.learner.types import (
+    CheckpointFiles,
+    ModelInfo,
+    PolicyId,
+    Publication,
+    StepResult,
+    TrainBatch,
+)
 
 
 class RankError(Exception):
@@ -34,6 +41,14 @@ class Ranks(Protocol):
 
     async def close(self) -> None:
         """End the processes and remove what they hold in shared memory."""
+        ...
+
+
+class Snapshots(Protocol):
+    """Serves publications to workers that do not share memory with the learner."""
+
+    async def announce(self, publication: Publication, policy_id: PolicyId) -> None:
+        """Have a publication ready under its name; call it before workers are told of it."""
         ...
 
 

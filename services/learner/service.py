@@ -57,7 +57,7 @@ class GroupService(group_service_pb2_grpc.GroupServiceServicer):
         self,
         dispatcher: Dispatcher,
         status: Status,
-        limits: codec.Limits,
+        limits: asyncio.Future[codec.Limits],
         *,
         tokenizer_digest: bytes,
         drain: asyncio.Event,
@@ -120,7 +120,8 @@ class GroupService(group_service_pb2_grpc.GroupServiceServicer):
         self, request_iterator: AsyncIterator[pb.SubmitTrajectoryRequest], context: Context
     ) -> pb.SubmitTrajectoryResponse:
         check_epoch(context, self._dispatcher.run_epoch)
-        assembly = codec.Assembly(self._limits)
+        # Known once the ranks have loaded the model; the caller's deadline bounds the wait.
+        assembly = codec.Assembly(await asyncio.shield(self._limits))
         with _refusals():
             async for part in request_iterator:
                 assembly.add(part)

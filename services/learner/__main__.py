@@ -1,0 +1,43 @@
+"""The learner: gives out groups to sample, takes trajectories back, trains and publishes."""
+
+from collections.abc import Awaitable, Callable
+
+from services.common.main import RegistryContract, Runtime, entry
+from services.learner.config import LearnerConfig
+
+
+def _load() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
+    from services.learner.adapters.model_folder import tokenizer_digest_of
+    from services.learner.adapters.ranks_local import LocalRanks
+    from services.learner.adapters.trackers_console import ConsoleTracker
+    from services.learner.adapters.trackers_jsonl import JsonlTracker
+    from services.learner.adapters.weights_shm import WeightServer
+    from services.learner.assemble import Vendors, run_learner
+    from services.learner.tracking import Trackers
+
+    async def run(runtime: Runtime[LearnerConfig]) -> None:
+        logs = runtime.run_dir / "logs"
+        policy = runtime.shared.policy
+        digest = tokenizer_digest_of(policy)
+        ranks = LocalRanks(runtime.run_id, policy, runtime.config, logs / "learner-rank-0.log")
+        weights = WeightServer(runtime.run_id, logs / "learner-weights.log")
+        tracker = Trackers([JsonlTracker(runtime.run_dir / "metrics.jsonl"), ConsoleTracker()])
+        try:
+            address = await weights.start(runtime.token)
+            await run_learner(runtime, Vendors(ranks, tracker, digest, weights, address))
+        finally:
+            await ranks.close()
+            await weights.close()
+            tracker.close()
+
+    return run
+
+
+def _registry() -> RegistryContract:
+    from flotilla.launcher.v1 import registry_service_pb2, registry_service_pb2_grpc
+
+    return RegistryContract(registry_service_pb2_grpc.RegistryServiceStub, registry_service_pb2)
+
+
+if __name__ == "__main__":
+    entry("learner", LearnerConfig, _load, doc=__doc__ or "", registry=_registry)

@@ -1,0 +1,98 @@
+"""Ranks without tensors, for tests and for trying the loop: a few numbers that every batch
+changes in its own way, so that any difference in what was trained, or in what order, shows."""
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from services.common.fingerprint import TensorEntry, checksum64, fingerprint
+from services.learner.types import CheckpointFiles, ModelInfo, Publication, StepResult, TrainBatch
+
+VOCAB_SIZE = 64
+_SIZE = 16
+CANARY = np.arange(5, dtype=np.int32)
+
+
+class FakeRanks:
+    """Implements `ports.Ranks` deterministically, in process.
+
+    `before` is called with the name of each method before it does anything.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        train_s: float = 0.0,
+        before: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        self._folder = folder
+        self._train_s = train_s
+        self._before = before
+        self.parameters = np.zeros(_SIZE, dtype=np.uint64)
+        self.step = 0
+        self.trained: list[TrainBatch] = []
+
+    async def start(self, checkpoint: Path | None) -> ModelInfo:
+        self._before("start")
+        if checkpoint:
+            data = np.fromfile(checkpoint / "model.bin", dtype=np.uint64)
+            self.step, self.parameters = int(data[0]), data[1:]
+        return ModelInfo(parameters=_SIZE, vocab_size=VOCAB_SIZE, step=self.step)
+
+    async def train(self, batch: TrainBatch) -> StepResult:
+        """Each parameter becomes a hash of the old ones and the batch."""
+        self._before("train")
+        await asyncio.sleep(self._train_s)
+        digest = hashlib.sha256(self.parameters.tobytes())
+        for sequence in batch.sequences:
+            digest.update(f"{sequence.group_id}/{sequence.attempt_index}".encode())
+            digest.update(np.float64(sequence.reward).tobytes())
+            digest.update(sequence.token_ids.tobytes())
+            digest.update(sequence.behaviour_logprobs.tobytes())
+            digest.update(bytes([sequence.staleness]))
+        seed = int.from_bytes(digest.digest()[:8])
+        self.parameters = np.random.default_rng(seed).integers(0, 2**63, _SIZE, dtype=np.uint64)
+        self.step = batch.step
+        self.trained.append(batch)
+        self._before("trained")
+        return StepResult({"policy/loss": 0.0}, self._train_s, skipped=False)
+
+    async def publish(self, version: int) -> Publication:
+        self._before("publish")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"weights-{version % 3}.bin"
+        data = self.parameters.view(np.uint8)
+        path.write_bytes(data.tobytes())
+        manifest = (TensorEntry("weights", "uint64", (_SIZE,), 0, checksum64(data)),)
+        return Publication(
+            version=version,
+            fingerprint=fingerprint(manifest, data.nbytes),
+            manifest=manifest,
+            total_bytes=data.nbytes,
+            path=path,
+            canary_token_ids=CANARY,
+            canary_logprobs=np.full(len(CANARY) - 1, -1.0, dtype=np.float32),
+        )
+
+    async def save(self, directory: Path) -> CheckpointFiles:
+        self._before("save")
+        data = np.concatenate([np.array([self.step], dtype=np.uint64), self.parameters]).tobytes()
+        _write(directory / "model.bin", data)
+        self._before("saved")
+        return CheckpointFiles(directory, {"model.bin": hashlib.sha256(data).hexdigest()})
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())

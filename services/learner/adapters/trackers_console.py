@@ -1,0 +1,30 @@
+"""The few metrics that a person follows, as one log line a step."""
+
+from services.common.log import get_logger
+
+_log = get_logger(__name__)
+
+_SHOWN = {
+    "pass_at_1": "reward/avg_pass_at_1",
+    "reward": "reward/avg_raw_reward",
+    "loss": "policy/loss",
+    "grad_norm": "policy/grad_norm",
+    "staleness": "async/staleness_mean",
+    "tokens_per_s": "throughput/tokens_per_sec_gen",
+    "seconds": "timing/step",
+}
+
+
+class ConsoleTracker:
+    """Implements `Tracker`."""
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        shown = {
+            short: round(metrics[name], 4) for short, name in _SHOWN.items() if name in metrics
+        }
+        evals = {n: round(v, 4) for n, v in metrics.items() if n.endswith("/all/pass_at_1")}
+        if shown or evals:
+            _log.info("step", step=step, **shown, **evals)
+
+    def close(self) -> None:
+        """Nothing is held."""

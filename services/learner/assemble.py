@@ -1,0 +1,253 @@
+"""Puts a learner together out of its parts, and runs it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from flotilla.learner.v1 import group_service_pb2_grpc, policy_service_pb2_grpc
+from services.common import rpc
+from services.common.errors import ConfigError
+from services.common.runtime import Runtime
+from services.learner.batcher import Batcher
+from services.learner.broadcast import CANARY_TOLERANCE, Broadcast
+from services.learner.checkpoint import Checkpoints
+from services.learner.clock import RunClock
+from services.learner.codec import Limits
+from services.learner.config import LearnerConfig
+from services.learner.curriculum import Curriculum, TaskFileError, load_tasks
+from services.learner.dispatch import Dispatcher
+from services.learner.evaluation import EvalSet
+from services.learner.group_types import GroupSpec, LeaseRules, Purpose
+from services.learner.journal import Journal, open_journal
+from services.learner.journal_rows import next_sequence_number, unfinished_groups
+from services.learner.journal_writer import JournalError
+from services.learner.leases import LeaseBook
+from services.learner.lineage import Lineage
+from services.learner.loop import Loop, Parts
+from services.learner.policy_service import PolicyService
+from services.learner.ports import Ranks, Snapshots, Tracker
+from services.learner.service import GroupService
+from services.learner.status import Phase, Status
+from services.learner.types import ModelInfo
+
+
+class Vendors:
+    """What a learner is given from outside: ranks, trackers, WeightService, the tokenizer."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        tracker: Tracker,
+        tokenizer_digest: bytes,
+        snapshots: Snapshots | None = None,
+        weight_server: str | None = None,
+    ) -> None:
+        self.ranks = ranks
+        self.tracker = tracker
+        self.tokenizer_digest = tokenizer_digest
+        self.snapshots = snapshots
+        self.weight_server = weight_server
+
+
+async def run_learner(runtime: Runtime[LearnerConfig], vendors: Vendors) -> None:
+    """Serve and train until the run is done or drained."""
+    config = runtime.config
+    tasks, eval_sets = _load_task_files(config)
+    try:
+        journal = open_journal(runtime.run_dir)
+    except JournalError as error:
+        raise ConfigError(str(error)) from error
+    try:
+        curriculum = Curriculum(tasks, seed=runtime.shared.seed)
+        dispatcher = await _dispatcher(runtime, journal, curriculum)
+        await _serve(runtime, vendors, journal, dispatcher, eval_sets)
+    finally:
+        await journal.close()
+
+
+def _load_task_files(config: LearnerConfig) -> tuple[list[Any], list[EvalSet]]:
+    try:
+        tasks = load_tasks(Path(config.tasks))
+        sets = [
+            EvalSet(chosen, tuple(load_tasks(Path(chosen.tasks))[: chosen.count]))
+            for chosen in config.eval.sets
+        ]
+    except TaskFileError as error:
+        raise ConfigError(str(error)) from error
+    return tasks, sets
+
+
+async def _dispatcher(
+    runtime: Runtime[LearnerConfig], journal: Journal, curriculum: Curriculum
+) -> Dispatcher:
+    """The dispatcher with everything that an earlier start left in the journal."""
+    config = runtime.config
+    run_epoch = await journal.begin_epoch(at_least=1)
+    rules = LeaseRules(
+        train_slots=(config.max_staleness + 1) * config.groups_per_step,
+        eval_slots=config.eval.slots,
+        ttl_s=config.lease_ttl_s,
+        group_deadline_s=config.group_deadline_s,
+        max_tries=config.max_tries,
+        min_group=config.min_group,
+    )
+    numbers = count(await journal.read(next_sequence_number))
+    dispatcher = Dispatcher(
+        LeaseBook(rules, lambda: _fresh_group(config, curriculum, next(numbers))),
+        Batcher(
+            groups_per_step=config.groups_per_step,
+            max_staleness=config.max_staleness,
+            drop_constant=config.constant_groups == "drop",
+        ),
+        journal,
+        Lineage(await journal.publications(), await journal.forks()),
+        run_epoch=run_epoch,
+        seed=runtime.shared.seed,
+        max_requeues=config.max_requeues,
+    )
+    await journal.drop_evals("eval_interrupted")
+    for stored in await journal.read(unfinished_groups):
+        await dispatcher.restore(stored)
+    return dispatcher
+
+
+def _fresh_group(config: LearnerConfig, curriculum: Curriculum, number: int) -> GroupSpec:
+    return GroupSpec(
+        group_id=f"g{number:06d}r0",
+        sequence_number=number,
+        task=curriculum.task(number),
+        purpose=Purpose.TRAIN,
+        size=config.group_size,
+        temperature=config.temperature,
+    )
+
+
+async def _serve(
+    runtime: Runtime[LearnerConfig],
+    vendors: Vendors,
+    journal: Journal,
+    dispatcher: Dispatcher,
+    eval_sets: list[EvalSet],
+) -> None:
+    config = runtime.config
+    status = Status(total_steps=config.steps)
+    limits: asyncio.Future[Limits] = asyncio.get_running_loop().create_future()
+    broadcast = Broadcast(
+        canary_tolerance=CANARY_TOLERANCE[runtime.shared.policy.dtype],
+        attach_grace_s=config.attach_grace_s,
+    )
+    server = rpc.server(token=runtime.token)
+    group_service_pb2_grpc.add_GroupServiceServicer_to_server(
+        GroupService(
+            dispatcher,
+            status,
+            limits,
+            tokenizer_digest=vendors.tokenizer_digest,
+            drain=runtime.drain,
+        ),
+        server,
+    )
+    policy_service_pb2_grpc.add_PolicyServiceServicer_to_server(
+        PolicyService(
+            broadcast,
+            dispatcher,
+            tokenizer_digest=vendors.tokenizer_digest,
+            weight_server=vendors.weight_server,
+            publish_timeout_s=config.publish_timeout_s,
+        ),
+        server,
+    )
+    parts = await _parts(runtime, vendors, journal, dispatcher, broadcast, status, eval_sets)
+    async with rpc.serving(server, runtime.listen) as serving:
+
+        def loaded(info: ModelInfo) -> None:
+            limits.set_result(Limits(info.vocab_size, runtime.shared.policy.max_model_len))
+            serving.set_serving(True)
+            runtime.set_status(serving=True)
+
+        status.on_change = lambda now: _heartbeat(runtime, now)
+        await runtime.announce(serving.address)
+        runtime.log.info("serving", address=serving.address, run_epoch=dispatcher.run_epoch)
+        loop = Loop(parts, on_loaded=loaded)
+        try:
+            await _run(loop, dispatcher, runtime.drain, status)
+        finally:
+            serving.set_serving(False)
+            # Calls that wait would hold up the server's end.
+            await dispatcher.drain()
+            broadcast.close()
+
+
+async def _parts(
+    runtime: Runtime[LearnerConfig],
+    vendors: Vendors,
+    journal: Journal,
+    dispatcher: Dispatcher,
+    broadcast: Broadcast,
+    status: Status,
+    eval_sets: list[EvalSet],
+) -> Parts:
+    config = runtime.config
+    meta = await journal.meta()
+    return Parts(
+        config=config,
+        seed=runtime.shared.seed,
+        run_dir=runtime.run_dir,
+        ranks=vendors.ranks,
+        journal=journal,
+        dispatcher=dispatcher,
+        broadcast=broadcast,
+        snapshots=vendors.snapshots,
+        checkpoints=Checkpoints(runtime.run_dir, journal, keep=config.checkpoint.keep),
+        eval_sets=eval_sets,
+        tracker=vendors.tracker,
+        status=status,
+        clock=RunClock.resumed(meta.get("seconds", {})),
+        watchdog=runtime.watchdog,
+        drain=runtime.drain,
+    )
+
+
+def _heartbeat(runtime: Runtime[LearnerConfig], status: Status) -> None:
+    runtime.set_status(
+        phase=status.phase,
+        step=status.step,
+        total_steps=status.total_steps,
+        metrics=status.metrics,
+    )
+
+
+async def _run(loop: Loop, dispatcher: Dispatcher, drain: asyncio.Event, status: Status) -> None:
+    """The loop, with what runs beside it; the first failure of any ends all."""
+    main = asyncio.create_task(loop.run(), name="loop")
+    beside = [
+        asyncio.create_task(_every(dispatcher.book.rules.ttl_s / 4, dispatcher.expire)),
+        asyncio.create_task(_when(drain, dispatcher.drain)),
+    ]
+    try:
+        running: set[asyncio.Task[Any]] = {main, *beside}
+        while not main.done():
+            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+    except Exception as error:
+        status.error = str(error)[:2000]
+        status.enter(Phase.FAILED)
+        raise
+    finally:
+        for task in (main, *beside):
+            task.cancel()
+        await asyncio.gather(main, *beside, return_exceptions=True)
+
+
+async def _every(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        await asyncio.sleep(seconds)
+        await work()
+
+
+async def _when(event: asyncio.Event, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    await event.wait()
+    await work()

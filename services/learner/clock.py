@@ -1,0 +1,61 @@
+"""How long a run has worked, over all of its starts."""
+
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class RunClock:
+    """Seconds of the whole run; `seconds` is kept in the journal and survives a resume."""
+
+    total_before: float = 0.0
+    train: float = 0.0
+    to_first_step: float | None = None
+    _started: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def resumed(cls, seconds: Mapping[str, Any]) -> "RunClock":
+        return cls(
+            seconds.get("total") or 0.0, seconds.get("train") or 0.0, seconds.get("to_first_step")
+        )
+
+    def step_done(self, seconds: float) -> None:
+        """An optimizer step has ended, `seconds` after the one before."""
+        self.train += seconds
+        if self.to_first_step is None:
+            self.to_first_step = self._total()
+
+    @property
+    def seconds(self) -> dict[str, float | None]:
+        """To the end of the first optimizer step, in steps, and in all."""
+        first = self.to_first_step
+        return {"to_first_step": first, "train": self.train, "total": self._total()}
+
+    def _total(self) -> float:
+        return self.total_before + time.monotonic() - self._started
+
+
+class Stopwatch:
+    """Times the stages of one step."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._started = time.monotonic()
+
+    @contextmanager
+    def stage(self, name: str) -> Generator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
+
+    def lap(self) -> tuple[dict[str, float], float]:
+        """The stages' seconds and the whole time since the last lap; starts a new one."""
+        now = time.monotonic()
+        taken, whole = self.seconds, now - self._started
+        self.seconds, self._started = {}, now
+        return taken, whole

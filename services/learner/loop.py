@@ -1,0 +1,343 @@
+"""The run, as a list of named steps.
+
+    start ranks -> replay -> publish -> (evaluate before)
+      -> [collect -> commit plan -> train -> publish -> free slots -> checkpoint] x steps
+      -> evaluate after -> summary
+
+Rollout workers sample all the while: what keeps them from running ahead are the lease slots,
+which a step frees when its policy is published. Evaluations run beside training; the next
+publication waits for them, so that they see one policy only.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from services.common.log import bind, get_logger
+from services.common.watchdog import Watchdog
+from services.learner import metrics as formulas
+from services.learner.batcher import Batch, train_batch
+from services.learner.broadcast import Announcement, Broadcast
+from services.learner.checkpoint import Checkpoints
+from services.learner.clock import RunClock, Stopwatch
+from services.learner.config import EvalMoment, LearnerConfig
+from services.learner.dispatch import Dispatcher
+from services.learner.evaluation import EvalSet, Evaluation, eval_metrics
+from services.learner.journal import Journal
+from services.learner.journal_rows import accounts
+from services.learner.journal_schema import Plan
+from services.learner.ports import Ranks, Snapshots, Tracker
+from services.learner.status import Phase, Status
+from services.learner.summary import write_summary
+from services.learner.types import ModelInfo, PolicyId, StepResult
+
+T = TypeVar("T")
+_log = get_logger(__name__)
+
+
+class ReplayError(Exception):
+    """What is needed to replay a run is gone; the message says what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a run is made of."""
+
+    config: LearnerConfig
+    seed: int
+    run_dir: Path
+    ranks: Ranks
+    journal: Journal
+    dispatcher: Dispatcher
+    broadcast: Broadcast
+    # None when every worker shares memory with the learner.
+    snapshots: Snapshots | None
+    checkpoints: Checkpoints
+    eval_sets: Sequence[EvalSet]
+    tracker: Tracker
+    status: Status
+    clock: RunClock
+    watchdog: Watchdog
+    drain: asyncio.Event
+
+
+class Loop:
+    """One learner's part in a run; `run` returns when it is done or drained."""
+
+    def __init__(self, parts: Parts, on_loaded: Callable[[ModelInfo], None]) -> None:
+        """`on_loaded` is told what the ranks loaded, before anything is published."""
+        self._parts = parts
+        self._on_loaded = on_loaded
+        self._config = parts.config
+        self._version = 0
+        self._saved_step = 0
+        self._watch = Stopwatch()
+        self._evaluating: tuple[Evaluation, asyncio.Task[None]] | None = None
+        self._reports: dict[str, dict[str, Any]] = {}
+
+    async def run(self) -> bool:
+        """True when every step and evaluation is done, False when drained before that."""
+        await self._start()
+        await self._publish(None)
+        await self._begin_eval("before" if self._version == 0 else "during")
+        while self._version < self._config.steps:
+            batch = await self._or_drain(self._collect())
+            if batch is None:
+                await self._stop_early()
+                return False
+            await self._step(batch)
+        return await self._finish()
+
+    # --- steps of a run
+
+    async def _start(self) -> None:
+        """Load the newest checkpoint and replay the plans that were committed after it."""
+        parts = self._parts
+        self._reports = await parts.journal.evals()
+        newest = await parts.checkpoints.newest()
+        with parts.watchdog.stage("start ranks", 600):
+            info = await parts.ranks.start(Path(newest.directory) if newest else None)
+        self._version = self._saved_step = newest.step if newest else 0
+        for plan in await parts.journal.plans_after(self._version):
+            if plan.step != self._version + 1:
+                raise ReplayError(f"the journal has no plan for step {self._version + 1}")
+            await self._train(plan)
+        parts.status.update({}, step=self._version)
+        self._on_loaded(info)
+        _log.info("loaded", parameters=info.parameters, step=self._version)
+        self._watch.lap()
+
+    async def _collect(self) -> Batch:
+        phase = Phase.EVALUATING if self._evaluating else Phase.SAMPLING
+        self._parts.status.enter(phase)
+        with self._watch.stage("rollout_wait"), self._parts.watchdog.stage("collect", 300):
+            return await self._parts.dispatcher.take_batch()
+
+    async def _step(self, batch: Batch) -> None:
+        parts, base = self._parts, self._version
+        bind(step=base + 1)
+        plan = Plan(base + 1, batch.attempts)
+        groups = [group.spec.group_id for group in batch.groups]
+        filtered = [group.spec.group_id for group in batch.filtered]
+        await parts.journal.commit_plan(plan, parts.dispatcher.run_epoch, groups, filtered)
+        parts.status.enter(Phase.TRAINING)
+        sync = parts.broadcast.sync_seconds
+        with self._watch.stage("train"), parts.watchdog.stage("train"):
+            result = await self._train(plan)
+        with self._watch.stage("eval_wait"):
+            await self._end_eval(self._config.eval.hold_s)
+        await self._publish(batch)
+        if self._due(self._config.checkpoint.every):
+            await self._checkpoint()
+        await self._record(batch, base, result, sync)
+        if self._version < self._config.steps and self._due(self._config.eval.every):
+            await self._begin_eval("during")
+
+    async def _train(self, plan: Plan) -> StepResult:
+        attempts = await self._parts.journal.load(plan.attempts)
+        if any(not attempt.sequences for attempt in attempts):
+            raise ReplayError(
+                f"the trajectories of step {plan.step} were pruned, and no checkpoint after it"
+                " can be read: restore a folder under checkpoints/, or start a new run"
+            )
+        result = await self._parts.ranks.train(train_batch(plan.step, attempts))
+        self._version = plan.step
+        return result
+
+    async def _publish(self, batch: Batch | None) -> None:
+        """Announce the weights of this version, and free the slots of the step behind it."""
+        parts = self._parts
+        parts.status.enter(Phase.PUBLISHING)
+        with self._watch.stage("publish"), parts.watchdog.stage("publish"):
+            publication = await parts.ranks.publish(self._version)
+        epoch, lineage = parts.dispatcher.run_epoch, parts.dispatcher.lineage
+        policy = PolicyId(epoch, self._version, publication.fingerprint)
+        known = lineage.fingerprints_of(self._version)
+        if known and publication.fingerprint not in known:
+            _log.warning("the replay gave other weights than before", version=self._version)
+        await parts.journal.published(policy)
+        if parts.snapshots:
+            await parts.snapshots.announce(publication, policy)
+        remaining = (self._config.steps - self._version) * self._config.groups_per_step
+        rules = parts.dispatcher.book.rules
+        parts.dispatcher.book.train_slots = min(rules.train_slots, remaining)
+        parts.broadcast.announce(Announcement(policy, publication))
+        await parts.dispatcher.published(policy, batch)
+        parts.status.policy = policy
+        asyncio.get_running_loop().call_later(
+            self._config.publish_timeout_s, self._end_absent, policy
+        )
+
+    async def _checkpoint(self) -> None:
+        with self._watch.stage("checkpoint"), self._parts.watchdog.stage("checkpoint"):
+            await self._parts.checkpoints.save(self._parts.ranks, self._version)
+        self._saved_step = self._version
+
+    async def _record(
+        self, batch: Batch, base: int, result: StepResult, sync: float | None
+    ) -> None:
+        """Log the step's metrics."""
+        parts = self._parts
+        stages, whole = self._watch.lap()
+        parts.clock.step_done(whole)
+        await parts.journal.set_meta({"seconds": parts.clock.seconds})
+        for group in batch.all_groups:
+            parts.dispatcher.tally.trained(group)
+        times = _step_times(batch, stages, whole, sync)
+        logged = _step_metrics(batch, base, times, parts.dispatcher)
+        logged.update(result.metrics)
+        logged["policy/skipped"] = float(result.skipped)
+        first = parts.clock.to_first_step
+        logged["timing/to_first_step"] = first if first is not None else 0.0
+        parts.tracker.log(self._version, logged)
+        parts.status.update(logged, step=self._version)
+
+    async def _finish(self) -> bool:
+        if self._saved_step < self._version:
+            await self._checkpoint()
+        await self._end_eval(self._config.eval.hold_s)
+        if not self._reported("after"):
+            await self._begin_eval("after")
+            self._parts.status.enter(Phase.EVALUATING)
+            if await self._or_drain(self._eval_done()) is None:
+                await self._stop_early()
+                return False
+        await self._summarise()
+        self._parts.status.enter(Phase.DONE)
+        return True
+
+    async def _stop_early(self) -> None:
+        """Drained: leave the run so that it can go on later."""
+        self._parts.status.enter(Phase.DRAINING)
+        if self._evaluating:
+            _, task = self._evaluating
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        if self._saved_step < self._version:
+            await self._checkpoint()
+        await self._summarise()
+
+    async def _summarise(self) -> None:
+        parts = self._parts
+        await parts.journal.set_meta({"seconds": parts.clock.seconds})
+        by_moment = {eval_id.split("-")[0]: report for eval_id, report in self._reports.items()}
+        write_summary(
+            parts.run_dir,
+            by_moment,
+            parts.clock.seconds,
+            steps=self._version,
+            seed=parts.seed,
+            accounts=await parts.journal.read(accounts),
+        )
+
+    # --- evaluations
+
+    async def _begin_eval(self, moment: EvalMoment) -> None:
+        """Start evaluating the newest policy, unless an earlier start did."""
+        parts = self._parts
+        newest = parts.broadcast.newest
+        if newest is None or self._reported(moment):
+            return
+        if moment == "during" and not self._due(self._config.eval.every):
+            return
+        evaluation = Evaluation(moment, newest.policy, parts.eval_sets)
+        if not evaluation.specs:
+            return
+        parts.dispatcher.on_eval_group = evaluation.add
+        await parts.dispatcher.add_eval(evaluation.specs)
+        task = asyncio.create_task(self._evaluate(evaluation), name="evaluation")
+        self._evaluating = (evaluation, task)
+
+    async def _evaluate(self, evaluation: Evaluation) -> None:
+        with self._parts.watchdog.stage("evaluate", 300):
+            await evaluation.done.wait()
+        report = evaluation.report()
+        version = evaluation.policy.version
+        await self._parts.journal.evaluated(evaluation.eval_id, evaluation.moment, version, report)
+        self._reports[evaluation.eval_id] = report
+        logged = eval_metrics(report)
+        self._parts.tracker.log(version, logged)
+        self._parts.status.update(logged)
+
+    async def _eval_done(self) -> bool:
+        if self._evaluating:
+            _, task = self._evaluating
+            await asyncio.shield(task)
+            self._evaluating = None
+        return True
+
+    async def _end_eval(self, hold_s: float) -> None:
+        """Wait for the running evaluation; what is unfinished after `hold_s` is missing."""
+        if self._evaluating is None:
+            return
+        evaluation, task = self._evaluating
+        done, _ = await asyncio.wait({task}, timeout=hold_s)
+        if not done:
+            unfinished = evaluation.unfinished
+            _log.warning("an evaluation held up publication too long", missing=len(unfinished))
+            await self._parts.dispatcher.drop_eval(unfinished, "eval_hold")
+            evaluation.done.set()
+        await self._eval_done()
+
+    def _reported(self, moment: EvalMoment) -> bool:
+        """Whether this moment's evaluation of this version is in the journal."""
+        rows = [eval_id.split("-") for eval_id in self._reports]
+        return any(row[0] == moment and row[2] == str(self._version) for row in rows)
+
+    # --- small things
+
+    def _due(self, every: int) -> bool:
+        return every > 0 and self._version > 0 and self._version % every == 0
+
+    def _end_absent(self, policy: PolicyId) -> None:
+        for worker_id in self._parts.broadcast.absent(policy):
+            _log.warning(
+                "a worker has not loaded in time", worker=worker_id, version=policy.version
+            )
+            self._parts.dispatcher.book.end_leases_of(worker_id)
+
+    async def _or_drain(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """The result of `work`, or None when the drain came first."""
+        task = asyncio.create_task(work)
+        drained = asyncio.create_task(self._parts.drain.wait())
+        try:
+            await asyncio.wait({task, drained}, return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            for waiter in (task, drained):
+                waiter.cancel()
+            await asyncio.gather(task, drained, return_exceptions=True)
+
+
+def _step_times(
+    batch: Batch, stages: dict[str, float], whole: float, sync: float | None
+) -> formulas.StepTimes:
+    groups = batch.all_groups
+    rollout = max(g.ended_at for g in groups) - min(g.leased_at for g in groups)
+    return formulas.StepTimes(
+        rollout_wait=stages.get("rollout_wait", 0.0),
+        rollout=rollout,
+        train=stages.get("train", 0.0),
+        publish=stages.get("publish", 0.0),
+        sync=sync,
+        eval_wait=stages.get("eval_wait", 0.0),
+        checkpoint=stages.get("checkpoint", 0.0),
+        step=whole,
+    )
+
+
+def _step_metrics(
+    batch: Batch, version: int, times: formulas.StepTimes, dispatcher: Dispatcher
+) -> dict[str, float]:
+    counters = dispatcher.tally.take()
+    groups = batch.all_groups
+    return {
+        **formulas.reward_metrics(groups),
+        **formulas.environment_metrics(groups, counters.tries, counters.no_grade),
+        **formulas.staleness_metrics(batch, version, dispatcher.tally),
+        **formulas.failure_metrics(counters),
+        **formulas.timing_metrics(times),
+        **formulas.throughput_metrics(batch, counters, times),
+    }

@@ -1,0 +1,285 @@
+"""A learner with fake ranks, and a rollout worker that makes up its trajectories."""
+
+import asyncio
+import hashlib
+import json
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import grpc
+import grpc.aio
+import numpy as np
+
+from flotilla.learner.v1 import group_service_pb2 as pb
+from flotilla.learner.v1 import (
+    group_service_pb2_grpc,
+    policy_pb2,
+    policy_service_pb2,
+    policy_service_pb2_grpc,
+    trajectory_pb2,
+)
+from services.common import rpc
+from services.common.config import parse
+from services.common.host import host_digest
+from services.common.runtime import Runtime
+from services.common.spec import SharedConfig
+from services.learner.adapters.fake import FakeRanks
+from services.learner.adapters.trackers_jsonl import JsonlTracker
+from services.learner.assemble import Vendors, run_learner
+from services.learner.config import LearnerConfig
+from services.learner.ports import Ranks
+
+TOKEN = "0123456789abcdef"
+TOKENIZER = b"t" * 32
+
+
+def write_tasks(path: Path, count: int = 12, *, envs: int = 3, prefix: str = "task") -> Path:
+    tasks = [
+        {"key": f"{prefix}-{n}", "prompt": f"do {n}", "env_id": f"env{n % envs}"}
+        for n in range(count)
+    ]
+    path.write_text(json.dumps({"tasks": tasks}))
+    return path
+
+
+def make_config(tmp_path: Path, **changes: Any) -> LearnerConfig:
+    tasks = write_tasks(tmp_path / "tasks.json")
+    values: dict[str, Any] = {
+        "tasks": str(tasks),
+        "steps": 3,
+        "groups_per_step": 3,
+        "group_size": 2,
+        "lease_ttl_s": 2.0,
+        "attach_grace_s": 0.2,
+        **changes,
+    }
+    return parse(LearnerConfig, values, where="test")
+
+
+def make_runtime(tmp_path: Path, config: LearnerConfig, *, listen: str) -> Runtime[LearnerConfig]:
+    shared = {"name": "test", "policy": {"model": "m", "dtype": "float32", "max_model_len": 128}}
+    return Runtime(
+        service="learner",
+        config=config,
+        shared=parse(SharedConfig, shared, where="test"),
+        spec={},
+        run_id="test-run",
+        run_dir=tmp_path / "run",
+        token=TOKEN,
+        peers=None,  # pyright: ignore[reportArgumentType]
+        listen=listen,
+    )
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@dataclass
+class RunningLearner:
+    """A learner in this process, on a real socket."""
+
+    address: str
+    runtime: Runtime[LearnerConfig]
+    task: asyncio.Task[None]
+
+
+@asynccontextmanager
+async def learner(
+    tmp_path: Path, config: LearnerConfig, ranks: Ranks | None = None
+) -> AsyncIterator[RunningLearner]:
+    address = f"127.0.0.1:{free_port()}"
+    runtime = make_runtime(tmp_path, config, listen=address)
+    tracker = JsonlTracker(tmp_path / "run" / "metrics.jsonl")
+    vendors = Vendors(ranks or FakeRanks(tmp_path / "weights"), tracker, TOKENIZER)
+    task = asyncio.create_task(run_learner(runtime, vendors))
+    try:
+        yield RunningLearner(address, runtime, task)
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        tracker.close()
+
+
+Play = Callable[[pb.Lease, pb.LeasedAttempt], trajectory_pb2.TrajectoryHeader]
+
+
+@dataclass
+class Submission:
+    """Header and arrays of one try."""
+
+    header: trajectory_pb2.TrajectoryHeader
+    token_ids: list[bytes] = field(default_factory=list[bytes])
+    logprobs: list[bytes] = field(default_factory=list[bytes])
+    digest: bytes | None = None
+
+    async def parts(self) -> AsyncIterator[pb.SubmitTrajectoryRequest]:
+        yield pb.SubmitTrajectoryRequest(header=self.header)
+        digest = hashlib.sha256()
+        for index, (ids, scores) in enumerate(zip(self.token_ids, self.logprobs, strict=True)):
+            digest.update(ids)
+            digest.update(scores)
+            chunk = trajectory_pb2.SequenceChunk(
+                sequence_index=index, token_ids=ids, logprobs=scores
+            )
+            yield pb.SubmitTrajectoryRequest(chunk=chunk)
+        end = trajectory_pb2.TrajectoryEnd(content_digest=self.digest or digest.digest())
+        yield pb.SubmitTrajectoryRequest(end=end)
+
+
+def key(group_id: str, index: int, attempt_try: int = 0) -> trajectory_pb2.TrajectoryKey:
+    message = trajectory_pb2.TrajectoryKey(group_id=group_id, attempt_index=index)
+    setattr(message, "try", attempt_try)
+    return message
+
+
+def graded(
+    lease: pb.Lease,
+    attempt: pb.LeasedAttempt,
+    policy: policy_pb2.PolicyId,
+    *,
+    reward: float | None = None,
+) -> Submission:
+    """Two prompt tokens, three by the policy, one observation, two by the policy."""
+    task = json.loads(lease.task_json)
+    chooser = random.Random(attempt.seed)
+    temperature = lease.sampling.temperature
+    by_policy = {
+        "author": trajectory_pb2.AUTHOR_POLICY,
+        "policy": policy,
+        "temperature": temperature,
+    }
+    spans = [
+        trajectory_pb2.Span(author=trajectory_pb2.AUTHOR_PROMPT, length=2),
+        trajectory_pb2.Span(**by_policy, length=3),
+        trajectory_pb2.Span(author=trajectory_pb2.AUTHOR_ENVIRONMENT, length=1),
+        trajectory_pb2.Span(**by_policy, length=2),
+    ]
+    header = trajectory_pb2.TrajectoryHeader(
+        key=key(lease.group_id, attempt.attempt_index, attempt.next_try),
+        lease_id=lease.lease_id,
+        worker_id="w",
+        sequences=[trajectory_pb2.SequenceHeader(token_count=8, spans=spans)],
+        reward=float(chooser.random() < 0.5) if reward is None else reward,
+        stop_reason=trajectory_pb2.STOP_REASON_DONE,
+        counts=trajectory_pb2.TrajectoryCounts(turns=2, tool_calls=2),
+        env_key=task["env_id"],
+        task_key=task["key"],
+    )
+    token_ids = np.array([chooser.randrange(64) for _ in range(8)], dtype="<i4").tobytes()
+    logprobs = np.array([-chooser.random() for _ in range(5)], dtype="<f4").tobytes()
+    return Submission(header, [token_ids], [logprobs])
+
+
+def failed(
+    lease: pb.Lease, attempt: pb.LeasedAttempt, kind: trajectory_pb2.FailureKind.ValueType
+) -> Submission:
+    header = trajectory_pb2.TrajectoryHeader(
+        key=key(lease.group_id, attempt.attempt_index, attempt.next_try),
+        lease_id=lease.lease_id,
+        failure=kind,
+    )
+    return Submission(header)
+
+
+class FakeWorker:
+    """Leases, plays and submits until it is stopped; takes every update at once."""
+
+    def __init__(self, address: str, worker_id: str = "w0", *, delay_s: float = 0.0) -> None:
+        self.worker_id = worker_id
+        self.incarnation = uuid4().hex
+        self.policy = policy_pb2.PolicyId()
+        self.run_epoch: int | None = None
+        self.receipts: dict[tuple[str, int, int], bytes] = {}
+        self.updates: list[policy_service_pb2.Update] = []
+        self._delay_s = delay_s
+        self.channel = rpc.channel(address, token=TOKEN, metadata=self._metadata)
+        self.groups = group_service_pb2_grpc.GroupServiceStub(self.channel)
+        self.policies = policy_service_pb2_grpc.PolicyServiceStub(self.channel)
+        self.updated = asyncio.Event()
+
+    def _metadata(self) -> dict[str, str]:
+        return {} if self.run_epoch is None else {"flotilla-run-epoch": str(self.run_epoch)}
+
+    async def attach(self) -> None:
+        """Follow the policy; report every update as applied."""
+        request = policy_service_pb2.AttachRequest(
+            worker_id=self.worker_id,
+            incarnation=self.incarnation,
+            device_count=1,
+            transports=[policy_service_pb2.TRANSPORT_SHM],
+            host_digest=host_digest(),
+            tokenizer_digest=TOKENIZER,
+        )
+        async for response in self.policies.Attach(request):
+            self.run_epoch = response.run_epoch
+            update = response.update
+            self.updates.append(update)
+            canary = np.full(len(update.canary_token_ids) // 4 - 1, -1.0, dtype="<f4")
+            report = policy_service_pb2.ReportPolicyRequest(
+                worker_id=self.worker_id,
+                policy=update.policy,
+                canary_logprobs=canary.tobytes(),
+                outcome=policy_service_pb2.UPDATE_OUTCOME_APPLIED,
+            )
+            self.policy.CopyFrom(update.policy)
+            await self.policies.ReportPolicy(report)
+            self.updated.set()
+
+    async def poll(self, *, free_attempts: int = 64, request_id: str = "") -> pb.Lease | None:
+        request = pb.LeaseGroupRequest(
+            request_id=request_id or uuid4().hex,
+            worker_id=self.worker_id,
+            incarnation=self.incarnation,
+            free_attempts=free_attempts,
+            tokenizer_digest=TOKENIZER,
+        )
+        if self.policy.fingerprint:
+            request.holding.CopyFrom(self.policy)
+        response = await self.groups.LeaseGroup(request, timeout=10)
+        self.run_epoch = response.run_epoch
+        return response.lease if response.HasField("lease") else None
+
+    async def submit(self, submission: Submission) -> pb.SubmitTrajectoryResponse:
+        response = await self.groups.SubmitTrajectory(submission.parts(), timeout=10)
+        k = submission.header.key
+        digest = hashlib.sha256(b"".join(submission.token_ids + submission.logprobs)).digest()
+        self.receipts[k.group_id, k.attempt_index, getattr(k, "try")] = digest
+        return response
+
+    async def play(self, lease: pb.Lease) -> None:
+        for attempt in lease.attempts:
+            await asyncio.sleep(self._delay_s)
+            policy = policy_pb2.PolicyId()
+            policy.CopyFrom(self.policy)
+            await self.submit(graded(lease, attempt, policy))
+
+    async def work(self) -> None:
+        """For ever: lease a group and play it."""
+        await self.updated.wait()
+        while True:
+            if lease := await self.poll():
+                await self.play(lease)
+
+    @asynccontextmanager
+    async def working(self) -> AsyncIterator["FakeWorker"]:
+        tasks = [asyncio.create_task(self.attach()), asyncio.create_task(self.work())]
+        try:
+            yield self
+        finally:
+            for task in tasks:
+                task.cancel()
+            for result in await asyncio.gather(*tasks, return_exceptions=True):
+                if isinstance(result, Exception) and not isinstance(result, grpc.aio.AioRpcError):
+                    raise result
+            await self.channel.close()
