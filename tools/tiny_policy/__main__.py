@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
     )
     evaluate.add_argument("--model", type=Path, required=True, help="a policy folder")
     evaluate.add_argument(
-        "--tasks", type=_natural, default=192, help="a multiple of 3; default %(default)s"
+        "--tasks", type=_positive, default=64, help="per environment; default %(default)s"
     )
     evaluate.add_argument("--seed", type=_natural, default=0, help="of the sampling")
     return root
@@ -59,10 +59,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, 2 when what was asked cannot be done, 130 when interrupted."""
     options = parser().parse_args(arguments)
     console = Console(stderr=True)
-    # Ends like Ctrl-C does: the half-made folder is removed.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # Nothing here may look for a model on the network.
-    os.environ["HF_HUB_OFFLINE"] = "1"
     try:
         if options.command == "build":
             return _build(options.out, options.seed, console)
@@ -113,6 +109,13 @@ def _evaluate(folder: Path, tasks: int, seed: int, console: Console) -> int:
     return 0
 
 
+def _positive(text: str) -> int:
+    value = _natural(text)
+    if value == 0:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
 def _natural(text: str) -> int:
     value = int(text)
     if value < 0:
@@ -121,4 +124,8 @@ def _natural(text: str) -> int:
 
 
 if __name__ == "__main__":
+    # A SIGTERM ends it as Ctrl-C does: the half-made folder is removed.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Nothing here may look for a model on the network.
+    os.environ["HF_HUB_OFFLINE"] = "1"
     sys.exit(main())

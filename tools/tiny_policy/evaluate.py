@@ -43,12 +43,13 @@ def load_player(folder: Path) -> Player:
 
 
 def evaluate(
-    player: Player, split: Split, tasks: int, *, temperature: float, seed: int
+    player: Player, split: Split, tasks_per_env: int, *, temperature: float, seed: int
 ) -> dict[str, Score]:
-    """Scores by environment, and under "all", over the first `tasks` tasks of a split."""
+    """Scores by environment, and under "all", over the first tasks of a split."""
     drawn = [
-        scenario(ENV_KEYS[number % len(ENV_KEYS)], data_id(split, number // len(ENV_KEYS)))
-        for number in range(tasks)
+        scenario(env_key, data_id(split, index))
+        for index in range(tasks_per_env)
+        for env_key in ENV_KEYS
     ]
     generator = torch.Generator().manual_seed(seed)
     episodes = play(player, drawn, temperature=temperature, generator=generator)
