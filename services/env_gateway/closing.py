@@ -16,7 +16,7 @@ _BASE_S, _CAP_S = 0.5, 10.0
 
 
 class Closer:
-    """`on_closed` is called once for each session whose instance is certainly gone.
+    """`closed` counts this gateway's instances and `reclaimed` a predecessor's. `on_closed` is called once for each session whose instance is certainly gone.
 
     What cannot be deleted stays in the journal and keeps its place in the limits, for it may
     still be running; the next start of the gateway tries again.
@@ -35,6 +35,7 @@ class Closer:
         self._rng = rng
         self._tasks: set[asyncio.Task[None]] = set()
         self.closed = 0
+        self.reclaimed = 0
 
     @property
     def pending(self) -> int:
@@ -77,6 +78,7 @@ class Closer:
             await asyncio.wait({session.opener})
         if session.journaled:
             await self._until_gone(session.episode.episode_id, lambda: self._delete(session))
+            self.closed += 1
         self._on_closed(session)
 
     async def _delete(self, session: Session) -> None:
@@ -92,6 +94,7 @@ class Closer:
         await self._until_gone(
             orphan.episode_id, lambda: backend.reclaim(orphan, timeout_s=timeout_s)
         )
+        self.reclaimed += 1
         _LOG.info("orphan_closed", episode_id=orphan.episode_id)
 
     async def _until_gone(self, episode_id: str, delete: Callable[[], Awaitable[None]]) -> None:
@@ -105,4 +108,3 @@ class Closer:
             else:
                 break
         self._journal.deleted(episode_id)
-        self.closed += 1

@@ -11,10 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_ROWS = 20_000
-SCHEMA_SQL = (
-    "SELECT m.name, m.sql, p.name, p.pk FROM sqlite_master AS m, pragma_table_info(m.name) AS p "
-    "WHERE m.type = 'table' AND m.name NOT LIKE 'sqlite_%' ORDER BY m.name, p.cid"
-)
+SCHEMA_SQL = "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
 
 
 @dataclass(frozen=True)
@@ -27,24 +24,31 @@ class Table:
 Schema = tuple[Table, ...]
 
 
-def parse_schema(rows: Sequence[Sequence[Any]]) -> Schema:
-    """Tables from the rows of SCHEMA_SQL. Where no primary key says which row is which, the rowid
-    is kept with the columns."""
-    found: dict[str, tuple[str, list[str], bool]] = {}
-    for name, sql, column, pk in rows:
-        _, columns, keyed = found.get(name, (sql, [], False))
-        found[name] = (sql, [*columns, column], keyed or bool(pk))
-    return tuple(
-        Table(name, sql, tuple(columns) if keyed else ("rowid", *columns))
-        for name, (sql, columns, keyed) in found.items()
-    )
+def parse_schema(rows: Sequence[Sequence[Any]]) -> Schema | None:
+    """Tables from the rows of SCHEMA_SQL; None when one is of an unusual kind. Where no primary
+    key says which row is which, the rowid is kept with the columns."""
+    database = sqlite3.connect(":memory:")
+    try:
+        tables: list[Table] = []
+        for name, sql in rows:
+            database.execute(sql)
+            info = database.execute(f"PRAGMA table_info({_quoted(name)})").fetchall()
+            columns = tuple(column[1] for column in info)
+            keyed = any(column[5] for column in info)
+            tables.append(Table(name, sql, columns if keyed else ("rowid", *columns)))
+        return tuple(tables)
+    except sqlite3.Error:
+        # Virtual tables of an extension that is not here, for example.
+        return None
+    finally:
+        database.close()
 
 
 def dump_sql(schema: Schema) -> str:
     width = max((len(table.columns) for table in schema), default=0) + 1
     width = max(width, 3)
     master = _select("'' AS t", ["name", "sql"], width)
-    parts = [f"{master} FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"]
+    parts = [f"{master} FROM ({SCHEMA_SQL})"]
     for table in schema:
         columns = [_quoted(column) for column in table.columns]
         literal = "'" + table.name.replace("'", "''") + "'"

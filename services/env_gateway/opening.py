@@ -23,7 +23,8 @@ T = TypeVar("T")
 
 
 class Opener:
-    """Creates instances, at most `limits.max_creating` at once."""
+    """Creates instances, at most `limits.max_creating` at once. `created` counts those asked for,
+    whether or not they came to be."""
 
     def __init__(
         self, config: EnvGatewayConfig, book: EpisodeBook, journal: Journal, rng: random.Random
@@ -57,6 +58,7 @@ class Opener:
         self._enter(session, State.PROVISIONING)
         self._journal.creating(episode.episode_id, backend=session.backend_name)
         session.journaled = True
+        self.created += 1
         request = Provision(
             episode.episode_id, episode.spec.task, episode.ends_at - _now() + _TTL_MARGIN_S
         )
@@ -66,7 +68,6 @@ class Opener:
             cap_s=_CAP_S,
         )
         self._journal.created(episode.episode_id, session.instance.instance_id)
-        self.created += 1
 
     async def _warm(self, session: Session) -> None:
         instance = session.instance

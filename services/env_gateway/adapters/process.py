@@ -67,6 +67,11 @@ class SupervisedProcess:
         self.generation = 0
         self._running = asyncio.create_task(self._run())
 
+    @property
+    def pid(self) -> int | None:
+        """The process, and process group, of the server that runs now."""
+        return self._process.pid if self._process is not None else None
+
     async def url(self, timeout_s: float) -> str:
         try:
             async with asyncio.timeout(timeout_s):
@@ -109,6 +114,7 @@ class SupervisedProcess:
             limit=_LINE_BYTES,
             env=self._environment,
         )
+        self._process = process
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 self._url.set_result(await _announced(process))

@@ -1,0 +1,249 @@
+"""Whatever comes in, the answer is a precise refusal and the bookkeeping stays whole."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from services.common.config import parse
+from services.common.errors import ConfigError
+from services.env_gateway.config import EnvGatewayConfig
+from services.env_gateway.grading import (
+    VerifierError,
+    find_verifier,
+    judge,
+    parse_checks,
+    partial_reward,
+)
+from services.env_gateway.limits import Admission, OverLimitError, QueueFullError, Ticket
+from services.env_gateway.ports import Execution
+from services.env_gateway.retry import Backoff, RetryBudget
+from services.env_gateway.tasks import TaskError, parse_task
+from tests.env_gateway.support import task_json
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+FIELDS = st.sampled_from(
+    ["key", "task_key", "prompt", "env_id", "env_key", "version", "data_id", "env_variables"]
+)
+
+
+@given(st.text() | st.dictionaries(FIELDS, JSON).map(json.dumps))
+@settings(max_examples=300, deadline=None)
+def test_any_text_is_a_task_or_a_precise_error(text: str) -> None:
+    try:
+        task = parse_task(text)
+    except TaskError as error:
+        assert str(error)
+    else:
+        assert task.key and task.prompt and task.env_key
+
+
+def test_both_vocabularies_mean_the_same_task() -> None:
+    sdk = parse_task(
+        task_json(version="v1", data_id="d", verifier_func="def v(env): ...", env_variables={})
+    )
+    other = parse_task(
+        json.dumps(
+            {
+                "task_key": "task-1",
+                "prompt": "Count to one.",
+                "env_key": "fake",
+                "env_version": "v1",
+                "data_key": "d",
+                "verifier_code": "def v(env): ...",
+                "env_variables": "{}",
+            }
+        )
+    )
+    assert sdk == other
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"env_id": None}, r"env_id \(or env_key\) is missing"),
+        ({"env_key": "other"}, "same field with two values"),
+        ({"prompt": 5.5}, "prompt must be a string, not float"),
+        ({"env_id": "../../etc"}, "must be letters"),
+        ({"env_variables": [1]}, "env_variables must be an object"),
+        ({"env_variables": "{"}, "env_variables is not JSON"),
+        ({"prompt": "\ud800"}, "prompt holds a lone surrogate"),
+    ],
+)
+def test_a_task_error_names_the_field(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(TaskError, match=message):
+        parse_task(task_json(**changes))
+
+
+def test_variables_are_text_and_the_date_is_apart() -> None:
+    task = parse_task(
+        task_json(env_variables='{"CURRENT_DATE": "2026-02-14T10:00:00", "N": 3, "L": ["a"]}')
+    )
+    assert task.current_date == "2026-02-14"
+    assert task.variables == {"N": "3", "L": '["a"]'}
+
+
+@given(st.text())
+@settings(deadline=None)
+def test_any_source_is_a_verifier_or_an_error(source: str) -> None:
+    try:
+        assert find_verifier(source).name
+    except VerifierError as error:
+        assert str(error)
+
+
+def test_the_verifier_is_found_by_its_shape() -> None:
+    helper = "def helper(x):\n    return x\n"
+    assert find_verifier(f"{helper}def check(env): ...").name == "check"
+    decorated = f"{helper}@verifier(key='k')\ndef a(b, final_answer=None): ..."
+    assert find_verifier(decorated).name == "a"
+    assert find_verifier(decorated).takes_final_answer
+    assert find_verifier(helper).name == "helper"
+    with pytest.raises(VerifierError, match="async"):
+        find_verifier("async def verify(env): ...")
+
+
+@given(st.text())
+def test_any_output_is_parsed(stdout: str) -> None:
+    wrapped = f">>> ERROR_ACCUMULATOR >>>\n{stdout}\n<<< ERROR_ACCUMULATOR <<<"
+    for text in (stdout, wrapped):
+        passed, failed = parse_checks(text)
+        partial = partial_reward(passed, failed)
+        assert partial is None or 0.0 <= partial <= 1.0
+
+
+@given(JSON)
+def test_a_reward_is_known_exactly_when_the_result_is_a_finite_number(result: Any) -> None:
+    grade = judge(Execution(result=result), attempts=1)
+    assert (grade.reward is None) == (grade.reason is not None)
+    if isinstance(result, str | list | dict) or result is None:
+        assert grade.reward is None
+
+
+@given(st.floats(0.01, 1.0), st.integers(0, 2**32), st.none() | st.floats(0, 100))
+def test_waits_stay_within_their_bounds(base: float, seed: int, after: float | None) -> None:
+    import random
+
+    backoff = Backoff(base_s=base, cap_s=5.0, rng=random.Random(seed))
+    for _ in range(20):
+        wait = backoff.next(after)
+        assert wait >= base and wait >= (after or 0)
+        assert wait <= max(5.0, after or 0)
+
+
+def test_retries_are_a_share_of_first_attempts() -> None:
+    budget = RetryBudget(ratio=0.1, cap=2.0)
+    spent = 0
+    for _ in range(100):
+        budget.deposit()
+        spent += budget.spend()
+    assert spent <= 12
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"backend": "mcp"}, "backends.mcp is not set"),
+        ({"lease_ttl": 3}, "lease_ttl"),
+        ({"backends": {"mcp": {"url": "ftp://x"}}}, "http"),
+        ({"backends": {"mcp": {}}}, "url and command"),
+        ({"limits": {"max_calls": 0}}, "max_calls"),
+    ],
+)
+def test_a_wrong_section_is_refused(section: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse(EnvGatewayConfig, section, where="spec [env_gateway]")
+
+
+class AdmissionMachine(RuleBasedStateMachine):
+    """Opens, gives up and releases in any order; the limits hold, and nobody is forgotten."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.admission = Admission(
+            max_episodes=6, max_by_env={"a": 4}, max_waiting=10, batch_ttl_s=5.0
+        )
+        self.tickets: list[Ticket] = []
+
+    @rule(
+        run=st.sampled_from("rs"),
+        batch=st.sampled_from("xyz"),
+        env=st.sampled_from("ab"),
+        opening=st.integers(1, 7),
+    )
+    def request(self, run: str, batch: str, env: str, opening: int) -> None:
+        try:
+            ticket, _ = self.admission.request(run, batch, env, opening, self.now)
+        except OverLimitError:
+            assert opening > self.admission.limit(env)
+        except QueueFullError:
+            assert self.admission.waiting >= 10
+        else:
+            self.tickets.append(ticket)
+
+    @precondition(lambda self: self.tickets)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        ticket = self.tickets.pop(data.draw(st.integers(0, len(self.tickets) - 1)))
+        self.admission.release(ticket)
+        self.admission.release(ticket)
+
+    @rule(passed=st.floats(0, 6))
+    def time(self, passed: float) -> None:
+        self.now += passed
+        self.admission.expire(self.now)
+
+    @invariant()
+    def limits_hold(self) -> None:
+        admitted = [ticket for ticket in self.tickets if ticket.admitted]
+        assert len(admitted) <= self.admission.held <= 6
+        assert sum(ticket.env_key == "a" for ticket in admitted) <= 4
+        assert self.admission.waiting == len(self.tickets) - len(admitted)
+
+    def teardown(self) -> None:
+        self.admission.expire(self.now + 100.0)
+        while self.tickets:
+            admitted = [ticket for ticket in self.tickets if ticket.admitted]
+            assert admitted, "somebody waits while everything is free"
+            for ticket in admitted:
+                self.tickets.remove(ticket)
+                self.admission.release(ticket)
+            self.admission.expire(self.now + 100.0)
+        assert (self.admission.held, self.admission.waiting) == (0, 0)
+
+
+TestAdmission = AdmissionMachine.TestCase
+TestAdmission.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_a_batch_is_admitted_together_or_not_at_all() -> None:
+    admission = Admission(max_episodes=4, max_by_env={}, max_waiting=10, batch_ttl_s=5.0)
+    first, _ = admission.request("run", "one", "e", 1, 0.0)
+    waiting = [admission.request("run", "two", "e", 4, 0.0)[0] for _ in range(3)]
+    assert not any(ticket.admitted for ticket in waiting)
+    admitted = admission.release(first)
+    assert admitted == waiting
+    assert admission.held == 4
+    late, _ = admission.request("run", "two", "e", 4, 0.0)
+    assert late.admitted
+
+
+def test_runs_take_turns_and_small_batches_do_not_starve_large_ones() -> None:
+    admission = Admission(max_episodes=2, max_by_env={}, max_waiting=99, batch_ttl_s=5.0)
+    held = [admission.request("busy", f"b{i}", "e", 1, 0.0)[0] for i in range(2)]
+    large = [admission.request("busy", "large", "e", 2, 0.0)[0] for _ in range(2)]
+    small = [admission.request("busy", f"s{i}", "e", 1, 0.0)[0] for i in range(5)]
+    other = admission.request("other", "x", "e", 1, 0.0)[0]
+    assert admission.release(held[0]) == []
+    assert admission.release(held[1]) == large
+    assert not other.admitted
+    assert admission.release(large[0]) == [other]
+    assert admission.release(large[1]) == [small[0]]
