@@ -74,9 +74,11 @@ class Membership:
         self._interval_s = _INTERVAL_S
         self._orphan_after_s = _ORPHAN_AFTER_S
         self._registered = False
+        self._address = ""
 
     async def run(self, address: str) -> None:
         """Stay a member until cancelled, stopped or replaced."""
+        self._address = address
         heard_at = self._clock()
         orphaned = False
         while True:
@@ -95,10 +97,11 @@ class Membership:
 
     async def farewell(self) -> None:
         """One last heartbeat: how it ended must not be lost between two of them."""
-        if not self._registered:
-            return
         try:
-            await self._stub.Heartbeat(self._heartbeat(), timeout=_FAREWELL_TIMEOUT_S)
+            async with asyncio.timeout(_FAREWELL_TIMEOUT_S):
+                await self._beat(self._address)
+        except TimeoutError:
+            _log.warning("the last heartbeat took too long")
         except grpc.aio.AioRpcError as error:
             _log.warning("the last heartbeat failed", code=error.code().name)
 
