@@ -40,6 +40,12 @@ def parse_shared(spec: Mapping[str, Any], *, where: str) -> SharedConfig:
     unknown = [
         f"  {key}: unknown key{did_you_mean(key, SECTIONS)}" for key in spec if key not in SECTIONS
     ]
-    if unknown:
-        raise ConfigError("\n".join([f"{where}: unknown top-level keys", *unknown]))
-    return parse(SharedConfig, {key: spec[key] for key in SHARED if key in spec}, where=where)
+    given = {key: spec[key] for key in SHARED if key in spec}
+    if not unknown:
+        return parse(SharedConfig, given, where=where)
+    lines = [f"{where}: unknown top-level keys", *unknown]
+    try:
+        parse(SharedConfig, given, where=where)
+    except ConfigError as error:
+        lines.append(str(error))
+    raise ConfigError("\n".join(lines))

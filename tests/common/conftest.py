@@ -18,6 +18,13 @@ StartProcess = Callable[[str], Awaitable[tuple[asyncio.subprocess.Process, str]]
 Serve = Callable[..., Awaitable[grpc.aio.Channel]]
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for what another process or task brings about; fails after 4 seconds."""
+    async with asyncio.timeout(4):
+        while not condition():  # noqa: ASYNC110 (nobody there to set an event)
+            await asyncio.sleep(0.01)
+
+
 @pytest_asyncio.fixture
 async def serve() -> AsyncIterator[Serve]:
     """Serves the echo service with extra unary methods; gives a channel to it."""

@@ -44,7 +44,7 @@ async def test_a_stage_that_stands_still_is_named_with_all_stacks(tmp_path: Path
     report = logs[0]
     assert report["stage"] == "publish"
     assert report["log_level"] == "error"
-    stacks = Path(report["stacks"]).read_text()
+    stacks = await asyncio.to_thread(Path(report["stacks"]).read_text)
     assert "the_task_that_waits" in stacks
     assert "Current thread" in stacks
 

@@ -1,0 +1,61 @@
+"""A registry that says what a test wants, over a real socket."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+
+from flotilla.launcher.v1 import registry_service_pb2 as pb
+from flotilla.launcher.v1 import registry_service_pb2_grpc as pb_grpc
+from services.common.errors import ServiceError
+from services.common.membership import RegistryContract
+
+
+def contract() -> RegistryContract:
+    return RegistryContract(stub=pb_grpc.RegistryServiceStub, messages=pb)
+
+
+class FakeRegistry(pb_grpc.RegistryServiceServicer):
+    """`peers` maps replica to address; `command` answers heartbeats; `failure` is raised."""
+
+    def __init__(self) -> None:
+        self.registered: list[pb.RegisterRequest] = []
+        self.heartbeats: list[pb.HeartbeatRequest] = []
+        self.command = pb.COMMAND_NONE
+        self.failure: ServiceError | None = None
+        self.peers: dict[int, str] = {}
+        self.changed = asyncio.Event()
+
+    async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
+        self.registered.append(request)
+        return pb.RegisterResponse(
+            heartbeat_interval=Duration(nanos=20_000_000), orphan_after=Duration(nanos=400_000_000)
+        )
+
+    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatResponse:
+        if self.failure is not None:
+            raise self.failure
+        self.heartbeats.append(request)
+        return pb.HeartbeatResponse(command=self.command)
+
+    async def ResolvePeers(
+        self, request: pb.ResolvePeersRequest, context: Any
+    ) -> AsyncIterator[pb.ResolvePeersResponse]:
+        while True:
+            changed = self.changed
+            peers = [pb.Peer(replica=r, address=a) for r, a in self.peers.items()]
+            yield pb.ResolvePeersResponse(peers=peers)
+            await changed.wait()
+
+    def move(self, peers: dict[int, str]) -> None:
+        self.peers = peers
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+def refusal(reason: str) -> ServiceError:
+    return ServiceError(
+        grpc.StatusCode.FAILED_PRECONDITION, reason, "go away", domain="launcher.flotilla"
+    )

@@ -1,0 +1,154 @@
+"""A service process from its command line to its exit code."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from flotilla.launcher.v1 import registry_service_pb2 as pb
+from flotilla.launcher.v1 import registry_service_pb2_grpc as pb_grpc
+from services.common import rpc
+from tests.common import echo
+from tests.common.conftest import until
+from tests.common.registry import FakeRegistry
+
+ROOT = Path(__file__).parents[2]
+SPEC = """
+name = "sample"
+seed = 4
+[policy]
+model = "runs/tiny-{seed}"
+max_model_len = 128
+[learner]
+not_ours = 1
+"""
+Start = Callable[..., Awaitable[asyncio.subprocess.Process]]
+
+
+@pytest_asyncio.fixture
+async def start(tmp_path: Path) -> AsyncIterator[Start]:
+    processes: list[asyncio.subprocess.Process] = []
+    (tmp_path / "spec.toml").write_text(SPEC)
+
+    async def run(*arguments: str, token: str = echo.TOKEN) -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.common.sample_service"),
+            *("--config", str(tmp_path / "spec.toml"), "--run-dir", str(tmp_path / "run")),
+            *arguments,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/gen", "FLOTILLA_TOKEN": token},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        processes.append(process)
+        return process
+
+    yield run
+    for process in processes:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def finished(process: asyncio.subprocess.Process) -> tuple[int | None, str]:
+    out, err = await asyncio.wait_for(process.communicate(), 20)
+    return process.returncode, (out + err).decode()
+
+
+async def line(process: asyncio.subprocess.Process, event: str) -> dict[str, str]:
+    assert process.stderr is not None
+    while raw := await asyncio.wait_for(process.stderr.readline(), 20):
+        entry = json.loads(raw)
+        if entry["event"] == event:
+            return entry
+    raise AssertionError(f"no line {event!r}")
+
+
+async def test_sigterm_drains_and_the_process_ends_well(start: Start) -> None:
+    process = await start("--run-id", "r-1")
+    ready = await line(process, "ready")
+    assert ready["model"] == "runs/tiny-4"
+    assert (ready["run_id"], ready["service"]) == ("r-1", "rollout")
+    async with rpc.plain_channel(ready["address"]) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        response = await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)
+        assert response.status == health_pb2.HealthCheckResponse.SERVING
+    # Twice at once, as when a terminal signals a group and the launcher forwards it.
+    process.terminate()
+    process.send_signal(signal.SIGINT)
+    await line(process, "drained")
+    assert await process.wait() == 0
+
+
+async def test_a_second_signal_ends_a_process_that_does_not_drain(start: Start) -> None:
+    process = await start("--rollout.mode=stubborn")
+    await line(process, "ready")
+    process.terminate()
+    await line(process, "draining")
+    await asyncio.sleep(0.7)
+    process.send_signal(signal.SIGINT)
+    assert await asyncio.wait_for(process.wait(), 3) == 128 + signal.SIGINT
+
+
+@pytest.mark.parametrize(("mode", "code"), [("fail", 1), ("away", 3)])
+async def test_a_failure_says_by_its_code_whether_to_try_again(
+    start: Start, mode: str, code: int
+) -> None:
+    process = await start(f"--rollout.mode={mode}")
+    returned, output = await finished(process)
+    assert returned == code
+    assert "the service failed" in output
+    assert echo.TOKEN not in output
+
+
+async def test_wrong_configuration_is_told_at_once_and_whole(start: Start) -> None:
+    process = await start("--check-config", "--rollout.cont=1", "--policy.modl=2", "--rolout.x=1")
+    code, output = await finished(process)
+    assert code == 2
+    assert "rolout: unknown key; did you mean 'rollout'?" in output
+    assert "policy.modl: unknown key; did you mean 'model'?" in output
+    assert "cont: unknown key; did you mean 'count'?" in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "token", "message"),
+    [
+        (["--check-config"], "", "is valid"),
+        ([], "", "no token: set FLOTILLA_TOKEN"),
+        (["--listen", "0.0.0.0:0"], echo.TOKEN, "refusing to listen"),
+        (["--sead", "1"], echo.TOKEN, "overrides are written --rollout.key=value"),
+        (["--run-id", "../x"], echo.TOKEN, "a letter or digit first"),
+        (["--peer", "learner"], echo.TOKEN, "NAME=HOST:PORT"),
+        (["--token-file", "/nowhere"], echo.TOKEN, "cannot read the token file"),
+    ],
+)
+async def test_the_command_line_answers_with_the_fix(
+    start: Start, arguments: list[str], token: str, message: str
+) -> None:
+    code, output = await finished(await start(*arguments, token=token))
+    assert message in output
+    assert code == (0 if message == "is valid" else 2)
+
+
+async def test_a_process_registers_and_obeys_stop(start: Start) -> None:
+    fake, server = FakeRegistry(), rpc.server(token=echo.TOKEN)
+    pb_grpc.add_RegistryServiceServicer_to_server(fake, server)
+    async with rpc.serving(server, "127.0.0.1:0", grace_s=0) as serving:
+        process = await start(
+            "--registry", serving.address, "--replica", "3", "--rollout.mode=stubborn"
+        )
+        ready = await line(process, "ready")
+        await until(lambda: bool(fake.heartbeats))
+        assert fake.registered[0].address == ready["address"]
+        beat = fake.heartbeats[-1]
+        assert (beat.replica, beat.phase, beat.serving, beat.step) == (3, "serving", True, 1)
+        fake.command = pb.COMMAND_STOP
+        assert await asyncio.wait_for(process.wait(), 4) == 0
