@@ -9,9 +9,11 @@ import pytest
 
 from environments.api import ENV_KEYS, Instance, ToolError, open_instance
 from environments.scenario import data_id
+from environments.tasks import verifier_source
 from environments.words import is_heldout_pair
 from services.rollout.adapters.tokenizer import TransformersTokenizer
 from services.rollout.prompt import OK, PromptBuilder
+from tests.environments.dialect import grade
 from tools.tiny_policy.demonstrations import assignment, demonstrations, prompt_ids, tokenise
 from tools.tiny_policy.demonstrator import Habits, Turn, demonstrate
 from tools.tiny_policy.episodes import solved
@@ -98,6 +100,18 @@ def answer(instance: Instance, text: str, prompts: PromptBuilder) -> str:
     except ToolError as error:
         return prompts.observation_text("tool_error", [str(error)])
     return prompts.observation_text(OK, [json.dumps(result)])
+
+
+def test_evaluation_grades_as_the_shipped_verifiers_do() -> None:
+    rng = random.Random(2)
+    habits = Habits(sloppy=0.3)
+    grades: list[bool] = []
+    for index in range(150):
+        instance, _ = act(ENV_KEYS[index % 3], index, habits, rng)
+        source = verifier_source(instance.env_key, instance.scenario.kind)
+        grades.append(grade(source, instance) == 1)
+        assert solved(instance) == grades[-1]
+    assert 20 < sum(grades) < 130
 
 
 def test_only_what_the_demonstrator_wrote_is_marked_for_training(
