@@ -175,10 +175,11 @@ class Launcher:
             await asyncio.gather(*(self._backend.kill(unit) for unit in units))
             self._close_books(supervisor.run, RunState.FAILED, f"the launcher failed: {error!r}")
             supervisor.run = replace(supervisor.run, state=RunState.FAILED)
-            supervisor.changed.notify()
         finally:
             del self._active[run_id]
             self.idle_since = time.monotonic()
+            # Whoever watches ends only when nothing more can happen.
+            supervisor.changed.notify()
 
     def get(self, run_id: str) -> StoredRun:
         stored = self.store.get(run_id)

@@ -43,7 +43,12 @@ async def units(backend: FakeBackend, service: str) -> list[Unit]:
 
 async def say(served: Served, run_id: str, service: str, phase: str = "serving") -> int:
     """Register and beat as replica 0 of a service, and return the command."""
-    who = {"run_id": run_id, "service": service, "replica": 0, "incarnation": f"{service}-x"}
+    who: dict[str, Any] = {
+        "run_id": run_id,
+        "service": service,
+        "replica": 0,
+        "incarnation": f"{service}-x",
+    }
     await served.registry.Register(
         registry_service_pb2.RegisterRequest(**who, address="127.0.0.1:9", pid=1)
     )
