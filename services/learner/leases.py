@@ -111,6 +111,9 @@ class LeaseBook:
                 f"attempt {key.attempt_index} try {key.attempt_try} is out of bounds: the group"
                 f" has {group.spec.size} attempts of at most {self.rules.max_tries} tries"
             )
+        attempt = group.attempts[key.attempt_index]
+        if attempt.ended and attempt.graded != key and key.attempt_try >= attempt.next_try:
+            raise ValueError(f"attempt {key.attempt_index} has ended: it takes no other try")
         group.expires = now + self.rules.ttl_s
         return group.spec
 

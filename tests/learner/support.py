@@ -4,11 +4,12 @@ import asyncio
 import hashlib
 import json
 import random
-from collections.abc import AsyncIterator, Callable
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
 import grpc
@@ -33,6 +34,10 @@ from services.learner.adapters.trackers_jsonl import JsonlTracker
 from services.learner.assemble import Vendors, run_learner
 from services.learner.config import LearnerConfig
 from services.learner.ports import Ranks
+
+if TYPE_CHECKING:
+    from flotilla.learner.v1.group_service_pb2_grpc import GroupServiceAsyncStub
+    from flotilla.learner.v1.policy_service_pb2_grpc import PolicyServiceAsyncStub
 
 TOKEN = "0123456789abcdef"
 TOKENIZER = b"t" * 32
@@ -77,8 +82,6 @@ def make_runtime(tmp_path: Path, config: LearnerConfig, *, listen: str) -> Runti
 
 
 def free_port() -> int:
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -96,7 +99,7 @@ class RunningLearner:
 @asynccontextmanager
 async def learner(
     tmp_path: Path, config: LearnerConfig, ranks: Ranks | None = None
-) -> AsyncIterator[RunningLearner]:
+) -> AsyncGenerator[RunningLearner]:
     address = f"127.0.0.1:{free_port()}"
     runtime = make_runtime(tmp_path, config, listen=address)
     tracker = JsonlTracker(tmp_path / "run" / "metrics.jsonl")
@@ -109,9 +112,6 @@ async def learner(
         with suppress(asyncio.CancelledError):
             await task
         tracker.close()
-
-
-Play = Callable[[pb.Lease, pb.LeasedAttempt], trajectory_pb2.TrajectoryHeader]
 
 
 @dataclass
@@ -154,16 +154,12 @@ def graded(
     task = json.loads(lease.task_json)
     chooser = random.Random(attempt.seed)
     temperature = lease.sampling.temperature
-    by_policy = {
-        "author": trajectory_pb2.AUTHOR_POLICY,
-        "policy": policy,
-        "temperature": temperature,
-    }
+    by_policy = trajectory_pb2.AUTHOR_POLICY
     spans = [
         trajectory_pb2.Span(author=trajectory_pb2.AUTHOR_PROMPT, length=2),
-        trajectory_pb2.Span(**by_policy, length=3),
+        trajectory_pb2.Span(author=by_policy, length=3, policy=policy, temperature=temperature),
         trajectory_pb2.Span(author=trajectory_pb2.AUTHOR_ENVIRONMENT, length=1),
-        trajectory_pb2.Span(**by_policy, length=2),
+        trajectory_pb2.Span(author=by_policy, length=2, policy=policy, temperature=temperature),
     ]
     header = trajectory_pb2.TrajectoryHeader(
         key=key(lease.group_id, attempt.attempt_index, attempt.next_try),
@@ -204,8 +200,10 @@ class FakeWorker:
         self.updates: list[policy_service_pb2.Update] = []
         self._delay_s = delay_s
         self.channel = rpc.channel(address, token=TOKEN, metadata=self._metadata)
-        self.groups = group_service_pb2_grpc.GroupServiceStub(self.channel)
-        self.policies = policy_service_pb2_grpc.PolicyServiceStub(self.channel)
+        groups = group_service_pb2_grpc.GroupServiceStub(self.channel)
+        policies = policy_service_pb2_grpc.PolicyServiceStub(self.channel)
+        self.groups = cast("GroupServiceAsyncStub", groups)
+        self.policies = cast("PolicyServiceAsyncStub", policies)
         self.updated = asyncio.Event()
 
     def _metadata(self) -> dict[str, str]:
@@ -271,15 +269,30 @@ class FakeWorker:
             if lease := await self.poll():
                 await self.play(lease)
 
+    async def persist(self, step: Callable[[], Awaitable[None]]) -> None:
+        """For ever: do `step`, whatever becomes of the learner in between."""
+        while True:
+            try:
+                await step()
+            except grpc.aio.AioRpcError as error:
+                refusal = rpc.service_error(error)
+                if refusal and refusal.reason == "STALE_EPOCH":
+                    self.run_epoch = int(refusal.metadata["run_epoch"])
+                elif refusal and refusal.reason not in ("LEASE_LOST", "DRAINING", "STREAM_ENDED"):
+                    raise
+                await asyncio.sleep(0.02)
+
     @asynccontextmanager
-    async def working(self) -> AsyncIterator["FakeWorker"]:
-        tasks = [asyncio.create_task(self.attach()), asyncio.create_task(self.work())]
+    async def working(self) -> AsyncGenerator["FakeWorker"]:
+        """Attached and at work; goes on over restarts of the learner."""
+        steps = (self.attach, self.work)
+        tasks = [asyncio.create_task(self.persist(step)) for step in steps]
         try:
             yield self
         finally:
             for task in tasks:
                 task.cancel()
             for result in await asyncio.gather(*tasks, return_exceptions=True):
-                if isinstance(result, Exception) and not isinstance(result, grpc.aio.AioRpcError):
+                if isinstance(result, Exception):
                     raise result
             await self.channel.close()

@@ -1,0 +1,55 @@
+"""A learner process with fake ranks that kills itself, as `kill -9` would, at a chosen moment.
+
+Run as a module: FOLDER PORT MOMENT COUNT. MOMENT is a name that FakeRanks reports, and the
+process dies when it comes for the COUNT-th time; `never` lives to the end. What the ranks
+hold in the end goes to FOLDER/parameters.npy.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from services.learner.adapters.fake import FakeRanks
+from services.learner.adapters.trackers_jsonl import JsonlTracker
+from services.learner.assemble import Vendors, run_learner
+from tests.learner.support import TOKENIZER, make_config, make_runtime
+
+STEPS = 6
+
+
+class Killer:
+    """Ends the process without any notice."""
+
+    def __init__(self, moment: str, count: int) -> None:
+        self._moment = moment
+        self._left = count
+
+    def __call__(self, moment: str) -> None:
+        self._left -= moment == self._moment
+        if not self._left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def main(folder: Path, port: int, moment: str, count: int) -> None:
+    config = make_config(
+        folder,
+        steps=STEPS,
+        max_staleness=1,
+        lease_ttl_s=1.0,
+        checkpoint={"every": 2, "keep": 2},
+    )
+    runtime = make_runtime(folder, config, listen=f"127.0.0.1:{port}")
+    ranks = FakeRanks(folder / "weights", before=Killer(moment, count))
+    tracker = JsonlTracker(folder / "run" / "metrics.jsonl")
+    await run_learner(runtime, Vendors(ranks, tracker, TOKENIZER))
+    tracker.close()
+    np.save(folder / "parameters.npy", ranks.parameters)
+
+
+if __name__ == "__main__":
+    given = sys.argv[1:]
+    asyncio.run(main(Path(given[0]), int(given[1]), given[2], int(given[3])))
