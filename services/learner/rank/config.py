@@ -19,3 +19,6 @@ class RankConfig(Model):
     head_chunk: int = Field(default=512, ge=1)
     # Recompute activations in the backward pass: about a third more time, much less memory.
     gradient_checkpointing: bool = False
+    # Keep AdamW's moments and master parameters in host memory: 8 bytes a parameter less on the
+    # device.
+    offload_optimizer: bool = False

@@ -60,7 +60,7 @@ class Policy:
         return torch.autocast(self.device.type, self.compute_dtype)
 
     def hidden(self, token_ids: Sequence[np.ndarray]) -> Tensor:
-        """Last hidden states [tokens, width] of sequences laid end to end."""
+        """Last hidden states [tokens, width], in the compute dtype, of sequences end to end."""
         plan = layout([len(ids) for ids in token_ids])
         ids = torch.from_numpy(np.concatenate(token_ids).astype(np.int64))
         positions = torch.from_numpy(plan.position_ids)
@@ -72,7 +72,8 @@ class Policy:
                 use_cache=False,
                 segment_offsets=plan.offsets,
             )
-        return output.last_hidden_state[0]
+        # Autocast keeps norms in float32; the head is a matrix product like the others.
+        return output.last_hidden_state[0].to(self.compute_dtype)
 
 
 def canary_token_ids(vocab_size: int) -> np.ndarray:

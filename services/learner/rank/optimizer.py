@@ -36,13 +36,28 @@ class Update:
 
 
 class Optimizer:
-    """AdamW over named parameters. Weight decay (arXiv 1711.05101) on matrices alone."""
+    """AdamW over named parameters. Weight decay (arXiv 1711.05101) on matrices alone.
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], config: OptimizerConfig) -> None:
+    With `offload` the moments and the parameters that AdamW updates live in host memory; the
+    device holds a copy for the forward pass. 8 bytes a parameter less on the device, two copies
+    over its bus an update more, and the same arithmetic.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        config: OptimizerConfig,
+        *,
+        offload: bool = False,
+    ) -> None:
         self._config = config
         self._parameters = dict(parameters)
-        decayed = [p for p in parameters.values() if p.ndim >= 2]
-        plain = [p for p in parameters.values() if p.ndim < 2]
+        # What AdamW updates: the parameters themselves, or their copies in host memory.
+        self._masters = dict(parameters)
+        if offload:
+            self._masters = {name: _host_copy(p) for name, p in parameters.items()}
+        decayed = [p for p in self._masters.values() if p.ndim >= 2]
+        plain = [p for p in self._masters.values() if p.ndim < 2]
         self._adamw = torch.optim.AdamW(
             [
                 {"params": decayed, "weight_decay": config.weight_decay},
@@ -63,13 +78,17 @@ class Optimizer:
         if not torch.isfinite(norm):
             return self.discard(float(norm))
         self._apply(lr, norm)
-        self._adamw.zero_grad(set_to_none=True)
+        self._clear()
         return Update(float(norm), skipped=False)
 
     def discard(self, grad_norm: float = math.nan) -> Update:
         """Throws the accumulated gradients away."""
-        self._adamw.zero_grad(set_to_none=True)
+        self._clear()
         return Update(grad_norm, skipped=True)
+
+    def _clear(self) -> None:
+        for parameter in (*self._parameters.values(), *self._masters.values()):
+            parameter.grad = None
 
     def _apply(self, lr: float, norm: Tensor) -> None:
         if self._config.grad_clip > 0:
@@ -78,14 +97,24 @@ class Optimizer:
             )
         for group in self._adamw.param_groups:
             group["lr"] = lr
+        offloaded = [
+            (parameter, self._masters[name])
+            for name, parameter in self._parameters.items()
+            if self._masters[name] is not parameter
+        ]
+        for parameter, master in offloaded:
+            master.grad = None if parameter.grad is None else parameter.grad.to(master.device)
         self._adamw.step()
+        with torch.no_grad():
+            for parameter, master in offloaded:
+                parameter.copy_(master)
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor of the state, as `{kind}.{parameter}`; empty before the first update."""
         return {
             f"{kind}.{name}": value
-            for name, parameter in self._parameters.items()
-            for kind, value in self._adamw.state[parameter].items()
+            for name, master in self._masters.items()
+            for kind, value in self._adamw.state[master].items()
         }
 
     def load_state(self, tensors: Mapping[str, Tensor]) -> None:
@@ -98,7 +127,11 @@ class Optimizer:
             kind, _, name = key.partition(".")
             if name not in self._parameters:
                 raise ValueError(f"the optimizer state is of another model: it has {name!r}")
-            parameter = self._parameters[name]
+            master = self._masters[name]
             # AdamW keeps its step counter on the CPU.
-            device = "cpu" if kind == "step" else parameter.device
-            self._adamw.state[parameter][kind] = value.to(device).clone()
+            device = "cpu" if kind == "step" else master.device
+            self._adamw.state[master][kind] = value.to(device).clone()
+
+
+def _host_copy(parameter: nn.Parameter) -> nn.Parameter:
+    return nn.Parameter(parameter.detach().to("cpu", copy=True))

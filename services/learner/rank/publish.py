@@ -22,8 +22,9 @@ _ALIGNMENT = 64
 _MULTIPLIER = 0x9E3779B97F4A7C15
 _LENGTH_FACTOR = 0xD6E8FEB86659FD93
 _MASK = (1 << 64) - 1
-# 256 KiB of words and as much of multipliers stay in the cache.
-_CHUNK_WORDS = 32768
+# 256 KiB of words and as much of multipliers stay in a CPU's cache; a GPU wants few launches.
+_CHUNK_WORDS = 1 << 15
+_DEVICE_CHUNK_WORDS = 1 << 24
 
 
 def _signed(value: int) -> int:
@@ -41,8 +42,9 @@ def checksum64(data: Tensor) -> int:
         data = torch.cat([data, data.new_zeros(padding)])
     words = data.view(torch.int64)
     total = 0
-    for start in range(0, len(words), _CHUNK_WORDS):
-        part = words[start : start + _CHUNK_WORDS]
+    chunk = _CHUNK_WORDS if data.device.type == "cpu" else _DEVICE_CHUNK_WORDS
+    for start in range(0, len(words), chunk):
+        part = words[start : start + chunk]
         index = torch.arange(start + 1, start + 1 + len(part), device=data.device)
         multipliers = index.mul_(_signed(_MULTIPLIER)).bitwise_or_(1)
         total += int(multipliers.mul_(part).sum())
@@ -85,8 +87,9 @@ class WeightSlots:
         return self.paths[slot], fingerprint(entries, self.total_bytes), entries
 
     def _copy(self, buffer: Tensor, place: _Place) -> TensorEntry:
-        raw = buffer[place.start : place.end]
-        raw.view(self._dtype).view(place.shape).copy_(self._parameters[place.name])
+        # Cast and checked where the parameters are; only the result is moved.
+        raw = self._parameters[place.name].to(self._dtype).reshape(-1).view(torch.uint8)
+        buffer[place.start : place.end].copy_(raw)
         name = _DTYPE_NAMES[self._dtype]
         return TensorEntry(place.name, name, place.shape, place.start, checksum64(raw))
 

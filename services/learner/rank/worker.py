@@ -45,7 +45,11 @@ class Rank:
         source = setup.checkpoint
         self._step = checkpoint.read_step(source) if source else 0
         self._policy = load(setup.policy, setup.rank, source)
-        self._optimizer = Optimizer(self._policy.named_parameters(), setup.optimizer)
+        self._optimizer = Optimizer(
+            self._policy.named_parameters(),
+            setup.optimizer,
+            offload=setup.rank.offload_optimizer,
+        )
         if source:
             checkpoint.load_optimizer(source, self._optimizer)
         self._trainer = Trainer(self._policy, self._optimizer, setup.algorithm, setup.rank)

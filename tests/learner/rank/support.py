@@ -103,15 +103,15 @@ def make_trainer(
     head_chunk: int = 16,
     algorithm: AlgorithmConfig | None = None,
     checkpointing: bool = False,
+    offload: bool = False,
     **optimizer: object,
 ) -> tuple[Policy, Optimizer, Trainer]:
     rank = RankConfig(
         pack_tokens=pack_tokens, head_chunk=head_chunk, gradient_checkpointing=checkpointing
     )
     policy = load(policy_config(folder), rank)
-    adamw = Optimizer(
-        policy.named_parameters(), OptimizerConfig.model_validate({"lr": 1e-2, **optimizer})
-    )
+    settings = OptimizerConfig.model_validate({"lr": 1e-2, **optimizer})
+    adamw = Optimizer(policy.named_parameters(), settings, offload=offload)
     return policy, adamw, Trainer(policy, adamw, algorithm or AlgorithmConfig(), rank)
 
 

@@ -91,6 +91,17 @@ def test_gradient_checkpointing_changes_nothing(model_folder: Path) -> None:
     assert same_bits(*results)
 
 
+def test_offloading_the_optimizer_changes_nothing(model_folder: Path) -> None:
+    results: list[tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]] = []
+    for offload in (False, True):
+        policy, adamw, trainer = make_trainer(model_folder, offload=offload, weight_decay=0.1)
+        for step in (1, 2):
+            trainer.train(make_batch(step=step), lr=1e-3)
+        results.append((parameters(policy), adamw.state()))
+    assert same_bits(results[0][0], results[1][0])
+    assert same_bits(results[0][1], results[1][1])
+
+
 def test_a_better_attempt_becomes_more_likely(model_folder: Path) -> None:
     policy, _, trainer = make_trainer(model_folder)
     batch = make_batch(policy, groups=1)

@@ -1,0 +1,63 @@
+"""The training rank on a GPU: the same numbers as on the CPU."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from services.common import fingerprint as reference
+from services.learner.config import AlgorithmConfig, OptimizerConfig
+from services.learner.rank.config import RankConfig
+from services.learner.rank.model import canary_token_ids, load, score
+from services.learner.rank.optimizer import Optimizer
+from services.learner.rank.publish import WeightSlots, checksum64
+from services.learner.rank.step import Trainer
+from tests.learner.rank.configs import policy_config
+from tests.learner.rank.support import VOCAB, make_batch, make_trainer, parameters, write_model
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_a_step_is_that_of_the_cpu(folder: Path, offload: bool) -> None:
+    expected_policy, _, expected = make_trainer(folder, eps=1.0)
+    rank = RankConfig(device="cuda", pack_tokens=256, head_chunk=16, gradient_checkpointing=True)
+    policy = load(policy_config(folder), rank)
+    adamw = Optimizer(policy.named_parameters(), OptimizerConfig(lr=1.0, eps=1.0), offload=offload)
+    trainer = Trainer(policy, adamw, AlgorithmConfig(), rank)
+    assert policy.packable
+    ours, _ = trainer.train(make_batch(), lr=1.0)
+    theirs, _ = expected.train(make_batch(), lr=1.0)
+    assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
+    for name, value in parameters(expected_policy).items():
+        torch.testing.assert_close(parameters(policy)[name].cpu(), value, rtol=0, atol=1e-4)
+
+
+def test_bfloat16_is_near_float32_and_published_as_it_is_used(folder: Path, tmp_path: Path) -> None:
+    ids = canary_token_ids(VOCAB)
+    rank = RankConfig(device="cuda")
+    policy = load(policy_config(folder, dtype="bfloat16"), rank)
+    exact = score(load(policy_config(folder), RankConfig()), ids, chunk=32)
+    assert np.abs(score(policy, ids, chunk=32) - exact).max() < 0.3
+    slots = WeightSlots(policy.named_parameters(), torch.bfloat16, tmp_path, "run")
+    path, digest, manifest = slots.write(0)
+    raw = np.fromfile(path, np.uint8)
+    for entry in manifest:
+        part = raw[entry.offset_bytes :][: 2 * int(np.prod(entry.shape))]
+        assert reference.checksum64(part) == entry.checksum
+    assert reference.fingerprint(manifest, slots.total_bytes) == digest
+
+
+@pytest.mark.parametrize("count", [0, 1, 8, 1003, 5 * 2**20])
+def test_the_checksum_is_that_of_the_numpy_reference(count: int) -> None:
+    data = np.random.default_rng(count).integers(0, 256, count, dtype=np.uint8)
+    assert checksum64(torch.from_numpy(data).cuda()) == reference.checksum64(data)
