@@ -1,7 +1,7 @@
 """Membership in a run, and finding peers, against a registry over a real socket."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -31,7 +31,7 @@ class Member:
 
 
 @asynccontextmanager
-async def registry_server() -> AsyncIterator[tuple[FakeRegistry, grpc.aio.Channel]]:
+async def registry_server() -> AsyncGenerator[tuple[FakeRegistry, grpc.aio.Channel]]:
     fake, server = FakeRegistry(), rpc.server(token=echo.TOKEN)
     pb_grpc.add_RegistryServiceServicer_to_server(fake, server)
     async with (
@@ -42,7 +42,7 @@ async def registry_server() -> AsyncIterator[tuple[FakeRegistry, grpc.aio.Channe
 
 
 @asynccontextmanager
-async def member() -> AsyncIterator[Member]:
+async def member() -> AsyncGenerator[Member]:
     async with registry_server() as (fake, channel):
         one = Member(fake)
         membership = Membership(

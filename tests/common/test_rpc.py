@@ -87,7 +87,7 @@ async def test_health_needs_no_token_and_says_when_the_service_is_ready() -> Non
         rpc.serving(rpc.server(token=echo.TOKEN), "127.0.0.1:0") as serving,
         rpc.plain_channel(serving.address) as channel,
     ):
-        stub = health_pb2_grpc.HealthStub(channel)
+        stub: Any = health_pb2_grpc.HealthStub(channel)
         watch: Any = stub.Watch(health_pb2.HealthCheckRequest(), timeout=10)
         statuses = health_pb2.HealthCheckResponse
         assert (await watch.read()).status == statuses.NOT_SERVING
@@ -140,7 +140,7 @@ async def test_a_method_that_is_declared_but_not_written_is_unimplemented() -> N
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with rpc.channel(f"127.0.0.1:{port}", token=echo.TOKEN) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
+        stub: Any = health_pb2_grpc.HealthStub(channel)
         check: Any = stub.Check(health_pb2.HealthCheckRequest())
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await check
