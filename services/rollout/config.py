@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from services.common.config import Model
 from services.rollout.episode import Limits
+from services.rollout.worker import WorkerOptions
 
 
 class PromptConfig(Model):
@@ -36,6 +37,9 @@ class EngineConfig(Model):
     block_size: int | None = Field(default=None, ge=1)
     # No compilation and no CUDA graphs: starts faster and decodes slower. Absent: true on a CPU.
     enforce_eager: bool | None = None
+    # Sample every attempt with the seed of its lease: repeatable, at some cost with many sequences
+    # and large vocabularies.
+    seeded: bool = True
     # Added to the engine process's environment before it starts.
     env: dict[str, str] = Field(default_factory=dict[str, str])
 
@@ -71,6 +75,15 @@ class RolloutConfig(Model):
             attempt_timeout_s=self.attempt_timeout_s,
             call_timeout_s=self.call_timeout_s,
             grade_timeout_s=self.grade_timeout_s,
+        )
+
+    @property
+    def options(self) -> WorkerOptions:
+        return WorkerOptions(
+            max_attempts=self.max_attempts,
+            renew_interval_s=self.renew_interval_s,
+            retry_pause_s=self.retry_pause_s,
+            attempt_timeout_s=self.attempt_timeout_s,
         )
 
     @model_validator(mode="after")

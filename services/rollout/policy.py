@@ -9,6 +9,7 @@ import numpy as np
 from services.common.log import get_logger
 from services.rollout.ports import Engine, EngineDead, PolicyFeed, TransportFailed
 from services.rollout.staging import FingerprintMismatch, stage
+from services.rollout.tasks import until_first
 from services.rollout.types import Publication, UpdateOutcome
 
 NOTHING = np.zeros(0, np.float32)
@@ -39,9 +40,7 @@ class PolicyFollower:
     async def run(self) -> None:
         """Follow for ever. Raises EngineDead when the engine cannot serve any more."""
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._listen())
-                tasks.create_task(self._apply_newest())
+            await until_first(self._listen(), self._apply_newest())
         finally:
             self._staged.unlink(missing_ok=True)
 

@@ -3,15 +3,15 @@
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from services.common.log import get_logger
 from services.rollout.episode import Attempt, AttemptRunner
 from services.rollout.ports import Clock, EngineDead, Learner, LearnerRefused, LeaseLost
+from services.rollout.tasks import cancel, until_first
 from services.rollout.types import (
     MAX_DETAIL,
     AttemptKey,
@@ -89,16 +89,9 @@ class Worker:
 
     async def run(self, drain: asyncio.Event) -> None:
         """Work until `drain` is set, then give everything back. Raises LearnerRefused."""
-        jobs = [
-            asyncio.create_task(job)
-            for job in (self._keep_leasing(), self._keep_renewing(), drain.wait())
-        ]
         try:
-            done, _ = await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
-            for job in done:
-                job.result()
+            await until_first(self._keep_leasing(), self._keep_renewing(), drain.wait())
         finally:
-            await _cancel(jobs)
             await self._give_back()
 
     async def _keep_leasing(self) -> None:
@@ -176,7 +169,7 @@ class Worker:
         except EngineDead as error:
             log.warning("engine died", lease=lease.lease_id, reason=str(error))
         finally:
-            await _cancel(attempts)
+            await cancel(attempts)
         if not complete:
             await self._learner.release([lease.lease_id])
 
@@ -260,14 +253,7 @@ class Worker:
                     await self._learner.release(held)
             except TimeoutError:
                 log.warning("leases not released, they expire", leases=len(held))
-        await _cancel(tasks)
-
-
-async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancel and wait; results and errors of cancelled work are of no use to anyone."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel(tasks)
 
 
 def _aborted(key: AttemptKey, error: Exception) -> Trajectory:

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 
@@ -42,17 +44,30 @@ class TransformersTokenizer:
         return str(rendered)
 
 
+def model_folder(model: str, revision: str | None = None) -> Path:
+    """The folder of a model: the path itself, or where a hub id is cached, fetched if need be.
+
+    Raises OSError when it is neither.
+    """
+    folder = Path(model)
+    if folder.is_dir():
+        return folder
+    try:
+        return Path(snapshot_download(model, revision=revision))
+    except (ValueError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+        raise OSError(f"{model} is no folder, and the hub does not give it: {error}") from error
+
+
 def load_tokenizer(
-    model: str | Path,
+    folder: Path,
     *,
-    revision: str | None = None,
     trust_remote_code: bool = False,
     template_options: Mapping[str, Any] | None = None,
 ) -> TransformersTokenizer:
-    """The tokenizer of a folder or hub id. Raises OSError when there is none."""
+    """The tokenizer of a model folder. Raises OSError when there is none."""
     tokenizer = AutoTokenizer.from_pretrained(
-        str(model), revision=revision, trust_remote_code=trust_remote_code, use_fast=True
+        str(folder), trust_remote_code=trust_remote_code, use_fast=True
     )
     if not isinstance(tokenizer, PreTrainedTokenizerFast) or not tokenizer.chat_template:
-        raise OSError(f"{model} has no fast tokenizer with a chat template")
+        raise OSError(f"{folder} has no fast tokenizer with a chat template")
     return TransformersTokenizer(tokenizer, template_options)

@@ -1,0 +1,229 @@
+"""Starts a rollout worker: `python -m services.rollout --config SPEC`."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from services.common.errors import ConfigError
+from services.common.main import RegistryContract, Runtime, entry
+from services.rollout.config import RolloutConfig
+
+if TYPE_CHECKING:
+    from services.common.rpc import Serving
+    from services.rollout.adapters.env_gateway import GatewayEnvironment
+    from services.rollout.adapters.learner import WorkerIdentity
+    from services.rollout.adapters.tokenizer import TransformersTokenizer
+    from services.rollout.policy import PolicyFollower
+    from services.rollout.ports import Engine
+    from services.rollout.prompt import PromptBuilder
+    from services.rollout.service import RolloutService
+    from services.rollout.worker import Worker
+
+DOC = """Samples trajectories with vLLM: leases groups of attempts from the learner, plays them in
+environments of the env_gateway, hands them in, and takes new weights while it does.
+
+It needs no inbound port; its own service is for looking in. Alone:
+
+    FLOTILLA_TOKEN=... python -m services.rollout --config deploy/runs/local.toml \\
+        --peer learner=127.0.0.1:7001 --peer env_gateway=127.0.0.1:7002
+"""
+STATUS_INTERVAL_S = 1.0
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """What the model's folder says without its weights."""
+
+    folder: Path
+    tokenizer: "TransformersTokenizer"
+    prompts: "PromptBuilder"
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What runs side by side in a worker process."""
+
+    environment: "GatewayEnvironment"
+    follower: "PolicyFollower"
+    worker: "Worker"
+    service: "RolloutService"
+
+
+def load() -> Callable[[Runtime[RolloutConfig]], Awaitable[None]]:
+    return serve
+
+
+def registry() -> RegistryContract:
+    from flotilla.launcher.v1 import registry_service_pb2, registry_service_pb2_grpc
+
+    return RegistryContract(registry_service_pb2_grpc.RegistryServiceStub, registry_service_pb2)
+
+
+async def serve(runtime: Runtime[RolloutConfig]) -> None:
+    """Work until drained; raises what makes going on pointless."""
+    from flotilla.rollout.v1 import rollout_service_pb2_grpc
+    from services.common import rpc
+    from services.rollout.ports import EngineDead
+    from services.rollout.tasks import until_first
+
+    _check_lengths(runtime)
+    runtime.set_status(phase="loading")
+    async with AsyncExitStack() as stack:
+        model = await asyncio.to_thread(_read_model, runtime)
+        engine = await _start_engine(runtime, model)
+        stack.push_async_callback(engine.close)
+        parts = await _connect(runtime, model, engine)
+        server = rpc.server(token=runtime.token)
+        rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server(parts.service, server)
+        serving = await stack.enter_async_context(rpc.serving(server, runtime.listen))
+        await runtime.announce(serving.address)
+        runtime.log.info("serving", address=serving.address, worker=runtime.worker_id)
+        try:
+            await until_first(
+                parts.worker.run(runtime.drain),
+                parts.follower.run(),
+                parts.environment.keep_renewing(),
+                _watch(engine),
+                _report(runtime, parts.service, serving),
+            )
+        except EngineDead as error:
+            # A Ctrl-C reaches the engine's own process too: no failure when draining anyway.
+            if not runtime.drain.is_set():
+                raise _engine_dead(error) from error
+
+
+async def _connect(runtime: Runtime[RolloutConfig], model: "_Model", engine: "Engine") -> "_Parts":
+    from services.rollout.adapters.env_gateway import GatewayEnvironment
+    from services.rollout.adapters.learner import GroupClient, PolicyClient, RunEpoch
+    from services.rollout.episode import AttemptRunner
+    from services.rollout.policy import PolicyFollower
+    from services.rollout.service import RolloutService
+    from services.rollout.worker import Worker
+
+    config = runtime.config
+    learner = await runtime.peers.channel("learner")
+    gateway = await runtime.peers.channel("env_gateway")
+    identity, epoch = _identity(runtime, model.folder), RunEpoch()
+    environment = GatewayEnvironment(
+        gateway,
+        run_id=runtime.run_id,
+        worker_id=runtime.worker_id,
+        renew_interval_s=config.renew_interval_s,
+    )
+    runner = AttemptRunner(engine, environment, model.tokenizer, model.prompts, config.limits)
+    staged = SHARED_MEMORY / f"flotilla-{runtime.run_id}-{runtime.worker_id}.safetensors"
+    feed = PolicyClient(learner, identity, epoch, token=runtime.token)
+    follower = PolicyFollower(feed, engine, staged)
+    groups = GroupClient(learner, identity, epoch)
+    worker = Worker(groups, runner, lambda: engine.policy, config.options)
+    service = RolloutService(
+        runtime.worker_id,
+        worker,
+        follower,
+        runner,
+        lambda: engine.policy,
+        runtime.drain,
+        config.attempt_timeout_s,
+    )
+    return _Parts(environment, follower, worker, service)
+
+
+async def _watch(engine: "Engine") -> None:
+    from services.rollout.ports import EngineDead
+
+    raise EngineDead(await engine.died())
+
+
+def _engine_dead(error: Exception) -> Exception:
+    """What makes the process end with the exit code of "may work if tried again"."""
+    import grpc
+
+    from services.common.errors import ServiceError
+
+    return ServiceError(
+        grpc.StatusCode.UNAVAILABLE, "ENGINE_DEAD", str(error), domain="rollout.flotilla"
+    )
+
+
+async def _report(
+    runtime: Runtime[RolloutConfig], service: "RolloutService", serving: "Serving"
+) -> None:
+    """Keep health and heartbeat in line with what the worker does."""
+    while True:
+        ready = service.phase in ("sampling", "updating")
+        serving.set_serving(ready)
+        runtime.set_status(phase=service.phase, serving=ready, metrics=service.metrics())
+        await asyncio.sleep(STATUS_INTERVAL_S)
+
+
+def _check_lengths(runtime: Runtime[RolloutConfig]) -> None:
+    config, policy = runtime.config, runtime.shared.policy
+    needed = config.max_input_length + config.max_generate_length
+    if needed > policy.max_model_len:
+        raise ConfigError(
+            f"rollout.max_input_length + rollout.max_generate_length is {needed}, more than "
+            f"policy.max_model_len = {policy.max_model_len}: lower the former or raise the latter"
+        )
+
+
+def _read_model(runtime: Runtime[RolloutConfig]) -> "_Model":
+    from services.rollout.adapters.tokenizer import load_tokenizer, model_folder
+    from services.rollout.prompt import PromptBuilder, TemplateError
+
+    policy, prompt = runtime.shared.policy, runtime.config.prompt
+    try:
+        folder = model_folder(policy.model, policy.revision)
+        tokenizer = load_tokenizer(
+            folder,
+            trust_remote_code=policy.trust_remote_code,
+            template_options=prompt.template_options,
+        )
+        return _Model(folder, tokenizer, PromptBuilder(tokenizer, prompt.profile))
+    except (OSError, TemplateError) as error:
+        raise ConfigError(f"policy.model: {error}") from error
+
+
+async def _start_engine(runtime: Runtime[RolloutConfig], model: "_Model") -> "Engine":
+    config = runtime.config
+    stop = [model.prompts.turn_end_id]
+    if config.stop_at_tool_call:
+        stop.append(_close_tag_id(model.tokenizer))
+    if config.engine.kind == "fake":
+        from services.rollout.adapters.fake import FakeEngine
+
+        return FakeEngine(model.tokenizer, model.prompts.turn_end_id)
+    from services.rollout.adapters.vllm import Model, VllmEngine
+
+    return await VllmEngine.start(config.engine, Model(model.folder, runtime.shared.policy, stop))
+
+
+def _close_tag_id(tokenizer: "TransformersTokenizer") -> int:
+    from services.rollout.parsers import CALL_END
+
+    ids = tokenizer.encode(CALL_END)
+    if len(ids) != 1:
+        raise ConfigError(
+            f"rollout.stop_at_tool_call: {CALL_END} is {len(ids)} tokens of this model's "
+            "tokenizer; set it to false"
+        )
+    return ids[0]
+
+
+def _identity(runtime: Runtime[RolloutConfig], folder: Path) -> "WorkerIdentity":
+    from services.common.fingerprint import tokenizer_digest
+    from services.rollout.adapters.learner import WorkerIdentity
+
+    return WorkerIdentity(
+        worker_id=runtime.worker_id,
+        incarnation=runtime.incarnation,
+        device_count=runtime.config.engine.tensor_parallel,
+        tokenizer_digest=tokenizer_digest(folder),
+    )
+
+
+if __name__ == "__main__":
+    entry("rollout", RolloutConfig, load, doc=DOC, registry=registry)

@@ -1,0 +1,262 @@
+"""vLLM as the engine, in this process's event loop; the model runs in a process of vLLM's own.
+
+CPU and GPU differ in options alone. What goes wrong in silence otherwise is set here: logprobs are
+those of the distribution that was sampled from (temperature included), the prefix cache is salted
+by policy, and weights change only while the scheduler stands still.
+"""
+
+import asyncio
+import os
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.common.log import get_logger
+from services.common.spec import PolicyConfig
+from services.rollout.config import EngineConfig
+from services.rollout.ports import EngineDead, EngineError, RequestAborted
+from services.rollout.types import Completion, PolicyId, PolicySpan, Publication, Sampling
+
+if TYPE_CHECKING:
+    from vllm.outputs import CompletionOutput, RequestOutput
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+WEIGHT_LOADER = "services.rollout.adapters.vllm_weights.WeightLoader"
+ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+CPU_ENVIRONMENT = {
+    # Spinning OpenMP threads cost far more than they bring on a few shared cores.
+    "OMP_NUM_THREADS": "1",
+    # enforce_eager does not reach the compiled helpers, which cost 20 s at the first request.
+    "TORCHDYNAMO_DISABLE": "1",
+    # Keeps the model in the engine's process instead of starting a third one.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+}
+CPU_KV_CACHE_BYTES = 1 << 28
+CPU_BLOCK_SIZE = 32
+HEALTH_INTERVAL_S = 0.5
+# Odd, so that different lengths give one attempt different seeds.
+SEED_STRIDE = 0x9E3779B97F4A7C15
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What is served: the model's folder, how it is computed, and what ends a turn."""
+
+    folder: Path
+    policy: PolicyConfig
+    stop_token_ids: Sequence[int]
+
+
+def engine_options(config: EngineConfig, model: Model) -> dict[str, Any]:
+    """Arguments of vLLM's AsyncEngineArgs."""
+    options: dict[str, Any] = {
+        "model": str(model.folder),
+        "dtype": model.policy.dtype,
+        "max_model_len": model.policy.max_model_len,
+        "trust_remote_code": model.policy.trust_remote_code,
+        "max_num_seqs": config.max_num_seqs,
+        "tensor_parallel_size": config.tensor_parallel,
+        "logprobs_mode": "processed_logprobs",
+        "disable_log_stats": True,
+        "worker_extension_cls": WEIGHT_LOADER,
+        "generation_config": "vllm",
+    }
+    if model.policy.rope_scaling is not None:
+        options["hf_overrides"] = {"rope_parameters": _rope(model)}
+    if config.device == "cpu":
+        options |= _cpu_options(config, model.policy.max_model_len)
+    else:
+        options["gpu_memory_utilization"] = config.gpu_memory_utilization
+        options["enforce_eager"] = bool(config.enforce_eager)
+    given = {
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "kv_cache_memory_bytes": config.kv_cache_memory_bytes,
+        "block_size": config.block_size,
+    }
+    return options | {name: value for name, value in given.items() if value is not None}
+
+
+def _cpu_options(config: EngineConfig, max_model_len: int) -> dict[str, Any]:
+    return {
+        "enforce_eager": True if config.enforce_eager is None else config.enforce_eager,
+        "kv_cache_memory_bytes": CPU_KV_CACHE_BYTES,
+        "block_size": CPU_BLOCK_SIZE,
+        # A prompt that is computed in pieces and sampled with a seed ends the engine on a CPU.
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(4096, max_model_len),
+    }
+
+
+def _rope(model: Model) -> dict[str, Any]:
+    """The model's own rope parameters with the run's scaling laid over them."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(
+        str(model.folder), trust_remote_code=model.policy.trust_remote_code
+    )
+    return {**(config.rope_parameters or {}), **(model.policy.rope_scaling or {})}
+
+
+def set_environment(config: EngineConfig, *, local: bool) -> None:
+    """What vLLM reads from the environment when it is imported; what is set already stays."""
+    defaults = dict(ENVIRONMENT)
+    if config.device == "cpu":
+        defaults |= CPU_ENVIRONMENT
+    if local:
+        defaults["HF_HUB_OFFLINE"] = "1"
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+    os.environ.update(config.env)
+
+
+class VllmEngine:
+    """The Engine port over AsyncLLM."""
+
+    def __init__(self, llm: "AsyncLLM", stop_token_ids: Sequence[int], *, seeded: bool) -> None:
+        self._llm = llm
+        self._stop = list(stop_token_ids)
+        self._seeded = seeded
+        self._policies: dict[str, PolicyId] = {}
+        self._dead: str | None = None
+        self.policy: PolicyId | None = None
+
+    @classmethod
+    async def start(cls, config: EngineConfig, model: Model) -> "VllmEngine":
+        """Load the model. Takes seconds to minutes; raises what vLLM raises."""
+        set_environment(config, local=model.folder.exists())
+        options = engine_options(config, model)
+        llm = await asyncio.to_thread(_create, options)
+        return cls(llm, model.stop_token_ids, seeded=config.seeded)
+
+    async def generate(
+        self, token_ids: NDArray[np.int32], sampling: Sampling, max_tokens: int
+    ) -> Completion:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        params = SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seed=self._seed(sampling, len(token_ids)),
+            max_tokens=max_tokens,
+            logprobs=0,
+            flat_logprobs=True,
+            stop_token_ids=self._stop,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        output = (await self._request(token_ids, params)).outputs[0]
+        if output.finish_reason == "abort":
+            raise RequestAborted("the engine gave up the request")
+        return Completion(
+            token_ids=np.array(output.token_ids, np.int32),
+            logprobs=_logprobs(output.logprobs),
+            spans=self._spans(output),
+            cut=output.finish_reason == "length",
+        )
+
+    async def score(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        params = SamplingParams(
+            max_tokens=1,
+            prompt_logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        scored = await self._request(token_ids, params)
+        # Nothing comes before the first token.
+        return _logprobs(scored.prompt_logprobs)[1:]
+
+    async def load(self, publication: Publication, path: Path) -> None:
+        rows = [
+            (entry.name, entry.dtype, list(entry.shape), entry.offset_bytes)
+            for entry in publication.manifest
+        ]
+        label = publication.policy.label
+        try:
+            await self._llm.pause_generation(mode="keep", clear_cache=False)
+            await self._llm.collective_rpc(
+                "load_flotilla_weights", args=(str(path), publication.total_bytes, rows)
+            )
+            await self._llm.update_weight_version(label)
+        except Exception as error:
+            # Whatever failed, and wherever, the layers may be half replaced: nothing of this
+            # engine may be served, and resuming would.
+            self._dead = f"weights of policy {label} could not be loaded: {error!r}"
+            self.policy = None
+            raise EngineDead(self._dead) from error
+        self._policies[label] = publication.policy
+        self.policy = publication.policy
+        await self._llm.resume_generation()
+
+    async def died(self) -> str:
+        # vLLM tells of its death only by this property.
+        while self._dead is None and not self._llm.errored:  # noqa: ASYNC110
+            await asyncio.sleep(HEALTH_INTERVAL_S)
+        return self._dead or "vLLM's engine process has ended"
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._llm.shutdown)
+
+    async def _request(self, token_ids: NDArray[np.int32], params: Any) -> "RequestOutput":
+        from vllm import TokensPrompt
+        from vllm.exceptions import VLLMError
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        policy = self.policy
+        if self._dead is not None:
+            raise EngineDead(self._dead)
+        if policy is None:
+            raise EngineError("no policy is loaded")
+        prompt = TokensPrompt(prompt_token_ids=token_ids.tolist(), cache_salt=policy.label)
+        last: RequestOutput | None = None
+        try:
+            async for output in self._llm.generate(prompt, params, request_id=uuid.uuid4().hex):
+                last = output
+        except EngineDeadError as error:
+            raise EngineDead("vLLM's engine process has ended") from error
+        except VLLMError as error:
+            raise EngineError(f"{type(error).__name__}: {error}") from error
+        if last is None:
+            raise EngineError("vLLM ended the request without an output")
+        return last
+
+    def _seed(self, sampling: Sampling, length: int) -> int | None:
+        """A seed of its own for every turn of an attempt; None for greedy and unseeded."""
+        if not self._seeded or sampling.temperature == 0:
+            return None
+        return (sampling.seed + length * SEED_STRIDE) % 2**63
+
+    def _spans(self, output: "CompletionOutput") -> tuple[PolicySpan, ...]:
+        spans = output.weight_versions or []
+        return tuple(
+            PolicySpan(self._policies[span.version], span.end - span.start) for span in spans
+        )
+
+
+def _create(options: dict[str, Any]) -> "AsyncLLM":
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**options))
+
+
+def _logprobs(flat: Any) -> NDArray[np.float32]:
+    """Of the first token named at each position, which is the sampled one.
+
+    A logprob that rounding has put above 0 is 0.
+    """
+    values = np.array(flat.logprobs, np.float32)
+    first = np.array(flat.start_indices, np.int64)
+    return np.minimum(values[first[first < len(values)]], np.float32(0.0))

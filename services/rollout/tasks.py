@@ -1,0 +1,25 @@
+"""Coroutines that run beside each other."""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+
+async def until_first(*work: Coroutine[Any, Any, Any]) -> None:
+    """Run all until one ends, cancel the others and wait for them; raises the first error."""
+    tasks = [asyncio.create_task(item) for item in work]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        ended = [task for task in tasks if task.done()]
+        await cancel(tasks)
+    for task in [*ended, *tasks]:
+        if not task.cancelled():
+            task.result()
+
+
+async def cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel and wait; results and errors of cancelled work are of no use to the caller."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,126 @@
+"""A tokenizer, and environments without a gateway, for tests of the loop."""
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import cache
+
+from services.rollout.adapters.fake import FakeEngine, Script
+from services.rollout.adapters.tokenizer import TransformersTokenizer
+from services.rollout.episode import Attempt, AttemptRunner, Limits
+from services.rollout.ports import EnvironmentLost
+from services.rollout.prompt import Profile, PromptBuilder, PromptFacts, Tool
+from services.rollout.types import (
+    AttemptKey,
+    EpisodeInfo,
+    Grade,
+    OpenRequest,
+    PolicyId,
+    Sampling,
+    ToolOutcome,
+    ToolResult,
+)
+from tools.tiny_policy.tokenizer import train_tokenizer
+
+POLICY = PolicyId(1, 3, b"f" * 32)
+TOOL = Tool("look", "Looks.", {"type": "object", "properties": {"at": {"type": "string"}}})
+FACTS = PromptFacts("Find it.", "2025-03-01", {"LOGGED_IN_NAME": "Ann"})
+PASSED = Grade(1.0)
+OK = ToolResult(ToolOutcome.OK, ('{"found": 1}',))
+
+
+@cache
+def tokenizer() -> TransformersTokenizer:
+    corpus = ["system user assistant Tools look at name arguments Find it error found done"]
+    return TransformersTokenizer(train_tokenizer(corpus * 3, 300))
+
+
+def prompts(profile: Profile = "minimal") -> PromptBuilder:
+    return PromptBuilder(tokenizer(), profile)
+
+
+def limits(**changes: float) -> Limits:
+    values = {
+        "max_turns": 4,
+        "max_input_length": 2000,
+        "max_generate_length": 200,
+        "attempt_timeout_s": 5.0,
+        "call_timeout_s": 2.0,
+        "grade_timeout_s": 0.5,
+    }
+    return Limits(**{**values, **changes})  # pyright: ignore[reportArgumentType]
+
+
+def attempt(index: int = 0, budget_s: float = 10.0) -> Attempt:
+    return Attempt(AttemptKey("g", index, 0), '{"key": "t"}', Sampling(1.0, 7), 1, budget_s)
+
+
+def turns(*texts: str) -> Script:
+    """A policy that writes these texts, one a turn, and repeats the last."""
+
+    def write(text: str) -> str:
+        return texts[min(text.count("<|im_start|>assistant") - 1, len(texts) - 1)]
+
+    return write
+
+
+class FakeEpisode:
+    """Answers with `answer(name, arguments_json)` and remembers everything."""
+
+    def __init__(self, answer: Callable[[str, str], ToolResult], grade: Grade) -> None:
+        self.info = EpisodeInfo("e", (TOOL,), FACTS, instance_id="i")
+        self.calls: list[tuple[str, str]] = []
+        self.grades: list[tuple[str | None, bytes]] = []
+        self.closed = False
+        self._answer = answer
+        self._grade = grade
+
+    async def call(self, name: str, arguments_json: str, timeout_s: float) -> ToolResult:
+        self.calls.append((name, arguments_json))
+        return self._answer(name, arguments_json)
+
+    async def grade(self, final_answer: str | None, transcript: bytes, timeout_s: float) -> Grade:
+        assert not self.closed
+        self.grades.append((final_answer, transcript))
+        return self._grade
+
+
+class FakeEnvironment:
+    """Opens FakeEpisodes, or is lost."""
+
+    def __init__(
+        self,
+        answer: Callable[[str, str], ToolResult] = lambda name, arguments: OK,
+        grade: Grade = PASSED,
+        lost: str = "",
+    ) -> None:
+        self.episodes: list[FakeEpisode] = []
+        self._answer = answer
+        self._grade = grade
+        self._lost = lost
+
+    @asynccontextmanager
+    async def open(self, request: OpenRequest) -> AsyncGenerator[FakeEpisode]:
+        if self._lost:
+            raise EnvironmentLost(self._lost)
+        episode = FakeEpisode(self._answer, self._grade)
+        self.episodes.append(episode)
+        try:
+            yield episode
+        finally:
+            episode.closed = True
+
+
+def engine(script: Script, seconds: float = 0.0) -> FakeEngine:
+    return FakeEngine(tokenizer(), prompts().turn_end_id, script, seconds=seconds, policy=POLICY)
+
+
+def runner(
+    environment: FakeEnvironment,
+    texts: Sequence[str],
+    *,
+    profile: Profile = "minimal",
+    seconds: float = 0.0,
+    **changes: float,
+) -> AttemptRunner:
+    fake = engine(turns(*texts), seconds)
+    return AttemptRunner(fake, environment, tokenizer(), prompts(profile), limits(**changes))

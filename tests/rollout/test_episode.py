@@ -1,0 +1,240 @@
+"""The loop: token in, token out, and exactly one ending for everything that can happen."""
+
+import asyncio
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from services.rollout.episode import AttemptRunner
+from services.rollout.ports import EngineDead, EngineError, RequestAborted
+from services.rollout.transcript import PrefixBroken, Transcript
+from services.rollout.types import (
+    Author,
+    FailureKind,
+    Grade,
+    StopReason,
+    ToolOutcome,
+    ToolResult,
+    Trajectory,
+)
+from tests.rollout.support import (
+    OK,
+    POLICY,
+    FakeEnvironment,
+    attempt,
+    engine,
+    limits,
+    prompts,
+    runner,
+    tokenizer,
+    turns,
+)
+
+LOOK = '<tool_call>{"name": "look", "arguments": {"at": "it"}}</tool_call>'
+OTHER = '<tool_call>{"name": "look", "arguments": {"at": "user"}}</tool_call>'
+
+
+def text(trajectory: Trajectory) -> str:
+    return tokenizer().decode(trajectory.token_ids.tolist())
+
+
+async def test_an_episode_that_is_done_is_graded_and_closed() -> None:
+    environment = FakeEnvironment()
+    trajectory = await runner(environment, [LOOK, "It is 1. <done>"]).run(attempt())
+    assert trajectory.stop_reason is StopReason.DONE
+    assert trajectory.graded
+    (episode,) = environment.episodes
+    assert episode.calls == [("look", '{"at": "it"}')]
+    answer, transcript = episode.grades[0]
+    assert answer == "It is 1."
+    roles = [json.loads(line)["role"] for line in transcript.decode().splitlines()]
+    assert roles == ["user", "assistant", "tool", "assistant"]
+    assert episode.closed
+
+
+async def test_tokens_are_those_that_were_sampled_between_template_text() -> None:
+    trajectory = await runner(FakeEnvironment(), [LOOK, "<done>"]).run(attempt())
+    assert text(trajectory) == (
+        "<|im_start|>system\nTools:\nlook(at)<|im_end|>\n<|im_start|>user\nFind it.<|im_end|>\n"
+        f"<|im_start|>assistant\n{LOOK}<|im_end|>\n<|im_start|>user\n<tool_response>\n"
+        '{"found": 1}\n</tool_response><|im_end|>\n<|im_start|>assistant\n<done><|im_end|>'
+    )
+    authors = [span.author for span in trajectory.spans]
+    assert authors == [Author.PROMPT, Author.POLICY, Author.ENVIRONMENT, Author.POLICY]
+    assert sum(span.length for span in trajectory.spans) == len(trajectory.token_ids)
+    written = [span for span in trajectory.spans if span.author is Author.POLICY]
+    assert sum(span.length for span in written) == len(trajectory.logprobs)
+    assert {(span.policy, span.temperature) for span in written} == {(POLICY, 1.0)}
+
+
+async def test_several_calls_of_a_turn_are_executed_in_order() -> None:
+    environment = FakeEnvironment()
+    trajectory = await runner(environment, [LOOK + OTHER, "<done>"]).run(attempt())
+    assert [json.loads(a)["at"] for _, a in environment.episodes[0].calls] == ["it", "user"]
+    assert text(trajectory).count("<tool_response>") == 2
+
+
+async def test_calls_beside_done_are_executed_before_the_end() -> None:
+    environment = FakeEnvironment()
+    trajectory = await runner(environment, [LOOK + "<done>"]).run(attempt())
+    assert trajectory.stop_reason is StopReason.DONE
+    assert len(environment.episodes[0].calls) == 1
+
+
+async def test_malformed_calls_and_tool_errors_are_shown_and_counted() -> None:
+    environment = FakeEnvironment(lambda *_: ToolResult(ToolOutcome.TOOL_ERROR, ("not found",)))
+    texts = ["<tool_call>{oops</tool_call>" + LOOK, LOOK, "<done>"]
+    trajectory = await runner(environment, texts).run(attempt())
+    counts = trajectory.counts
+    assert (counts.turns, counts.tool_calls, counts.parse_errors, counts.repeats) == (3, 2, 1, 1)
+    assert counts.tool_errors == {"tool_error": 2}
+    assert '{"error": "not found"}' in text(trajectory)
+    assert "not valid JSON" in text(trajectory)
+
+
+async def test_a_turn_without_a_call_is_told_so() -> None:
+    trajectory = await runner(FakeEnvironment(), ["Hello.", "<done>"]).run(attempt())
+    assert "no tool call found" in text(trajectory)
+    full = await runner(FakeEnvironment(), ["Hello.", "<done>"], profile="full").run(attempt())
+    assert "No tool call found. Use <tool_call>" in text(full)
+
+
+async def test_the_last_turn_ends_with_the_policy_when_turns_run_out() -> None:
+    environment = FakeEnvironment()
+    trajectory = await runner(environment, [LOOK], max_turns=2).run(attempt())
+    assert trajectory.stop_reason is StopReason.MAX_TURNS
+    assert len(environment.episodes[0].calls) == 2
+    assert trajectory.spans[-1].author is Author.POLICY
+    assert trajectory.graded
+
+
+async def test_the_length_is_checked_before_each_turn() -> None:
+    short = await runner(FakeEnvironment(), [LOOK], max_input_length=10).run(attempt())
+    assert short.stop_reason is StopReason.CONTEXT_OVERFLOW
+    assert short.counts.turns == 0
+    assert short.graded
+    later = await runner(FakeEnvironment(), [LOOK], max_input_length=60).run(attempt())
+    assert later.stop_reason is StopReason.CONTEXT_OVERFLOW
+    assert later.counts.turns == 1
+
+
+async def test_a_turn_cut_without_a_complete_call_ends_the_episode() -> None:
+    environment = FakeEnvironment()
+    trajectory = await runner(environment, [LOOK], max_generate_length=5).run(attempt())
+    assert trajectory.stop_reason is StopReason.GENERATION_LENGTH
+    assert environment.episodes[0].grades
+    assert len(trajectory.logprobs) == 5
+
+
+async def test_a_turn_cut_behind_a_complete_call_goes_on() -> None:
+    length = len(tokenizer().encode(LOOK))
+    trajectory = await runner(
+        FakeEnvironment(), [LOOK + " and more", "<done>"], max_generate_length=length
+    ).run(attempt())
+    assert trajectory.stop_reason is StopReason.DONE
+    assert f"{LOOK}<|im_end|>\n<|im_start|>user" in text(trajectory)
+
+
+async def test_time_that_runs_out_in_a_turn_is_graded() -> None:
+    environment = FakeEnvironment()
+    slow = runner(environment, [LOOK], seconds=9.0, attempt_timeout_s=0.05)
+    trajectory = await slow.run(attempt())
+    assert trajectory.stop_reason is StopReason.TIMEOUT
+    assert trajectory.graded
+    assert environment.episodes[0].closed
+
+
+async def test_the_environment_can_end_the_episode() -> None:
+    environment = FakeEnvironment(lambda *_: ToolResult(ToolOutcome.OK, ("x",), done=True))
+    trajectory = await runner(environment, [LOOK + OTHER]).run(attempt())
+    assert trajectory.stop_reason is StopReason.DONE
+    assert trajectory.counts.tool_calls == 1
+
+
+@pytest.mark.parametrize("outcome", [ToolOutcome.SESSION_LOST, ToolOutcome.OUTCOME_UNKNOWN])
+async def test_a_lost_session_is_a_failure_and_is_closed(outcome: ToolOutcome) -> None:
+    environment = FakeEnvironment(lambda *_: ToolResult(outcome, ("gone",)))
+    trajectory = await runner(environment, [LOOK]).run(attempt())
+    assert trajectory.failure is FailureKind.ENV_LOST
+    assert trajectory.grade is None
+    assert len(trajectory.token_ids) == 0
+    assert environment.episodes[0].closed
+
+
+async def test_an_environment_that_does_not_open_is_a_failure() -> None:
+    trajectory = await runner(FakeEnvironment(lost="no room"), [LOOK]).run(attempt())
+    assert trajectory.failure is FailureKind.ENV_LOST
+    assert trajectory.detail == "no room"
+
+
+async def test_a_grade_that_is_not_known_is_no_reward() -> None:
+    environment = FakeEnvironment(grade=Grade(None, no_grade="execution_failed", detail="boom"))
+    trajectory = await runner(environment, ["<done>"]).run(attempt())
+    assert not trajectory.graded
+    assert trajectory.stop_reason is StopReason.DONE
+    assert trajectory.detail == "boom"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(EngineError("bad"), FailureKind.ENGINE_ERROR), (RequestAborted("a"), FailureKind.ABORTED)],
+)
+async def test_engine_errors_fail_the_attempt_alone(error: Exception, kind: FailureKind) -> None:
+    def write(shown: str) -> str:
+        if "found" in shown:
+            raise error
+        return LOOK
+
+    environment = FakeEnvironment()
+    broken = AttemptRunner(engine(write), environment, tokenizer(), prompts(), limits())
+    fine = runner(environment, [LOOK, "<done>"])
+    failed, done = await asyncio.gather(broken.run(attempt(0)), fine.run(attempt(1)))
+    assert failed.failure is kind
+    assert done.graded
+    assert all(episode.closed for episode in environment.episodes)
+
+
+async def test_a_dead_engine_is_no_fault_of_the_attempt() -> None:
+    fake = engine(turns(LOOK))
+    fake.death.set_result("killed")
+    environment = FakeEnvironment()
+    with pytest.raises(EngineDead, match="killed"):
+        await AttemptRunner(fake, environment, tokenizer(), prompts(), limits()).run(attempt())
+    assert environment.episodes[0].closed
+
+
+async def test_cancelling_closes_the_episode() -> None:
+    environment = FakeEnvironment()
+    task = asyncio.create_task(runner(environment, [LOOK], seconds=9.0).run(attempt()))
+    await asyncio.sleep(0.02)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert environment.episodes[0].closed
+
+
+async def test_the_observer_sees_the_turns() -> None:
+    seen: list[tuple[str, str]] = []
+
+    def observe(*event: Any) -> None:
+        seen.append(event)
+
+    await runner(FakeEnvironment(), [LOOK, "<done>"]).run(attempt(), observe)
+    assert [kind for kind, _ in seen] == ["prompt", "completion", "observation", "completion"]
+    assert seen[2][1] == OK.parts[0]
+
+
+def test_a_changed_prefix_is_refused() -> None:
+    transcript = Transcript([1, 2, 3])
+    completion_ids = np.array([4, 5], np.int32)
+    from services.rollout.types import Completion, PolicySpan
+
+    spans = (PolicySpan(POLICY, 2),)
+    transcript.add_completion(
+        Completion(completion_ids, np.zeros(2, np.float32), spans, cut=False), 1.0
+    )
+    transcript.token_ids[1] = 9
+    with pytest.raises(PrefixBroken):
+        transcript.for_engine()

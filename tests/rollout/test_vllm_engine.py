@@ -1,0 +1,80 @@
+"""Real vLLM on a tiny random model: what it says it sampled is what the weights say."""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from services.common.spec import PolicyConfig
+from services.rollout.adapters.vllm import Model, VllmEngine
+from services.rollout.config import EngineConfig
+from services.rollout.types import Completion, Sampling
+from tests.rollout.tiny_model import make_model, perturbed, publish, reference_logprobs
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.timeout(280),
+    # What vLLM and torch warn about at import is theirs to mend.
+    pytest.mark.filterwarnings("default"),
+]
+
+TOLERANCE = 1e-4
+PROMPT = np.arange(3, 67, dtype=np.int32)
+NEVER = 383  # a token id that ends a turn practically never
+
+
+async def started(folder: Path) -> VllmEngine:
+    config = EngineConfig(device="cpu", max_num_seqs=16)
+    shared = PolicyConfig(model=str(folder), dtype="float32", max_model_len=1024)
+    return await VllmEngine.start(config, Model(folder, shared, [NEVER]))
+
+
+def difference(
+    reference: NDArray[np.float32], completion: Completion, tokens: slice = slice(None)
+) -> float:
+    """Largest distance between the engine's logprobs and a reference over the whole sequence."""
+    expected = reference[len(PROMPT) - 1 :]
+    return float(np.abs(completion.logprobs - expected)[tokens].max())
+
+
+async def test_logprobs_follow_the_weights_through_updates(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    model = make_model(folder)
+    engine = await started(folder)
+    try:
+        first = publish(model, tmp_path / "v1.safetensors", 1)
+        await engine.load(first, Path(first.location))
+        for temperature in (1.0, 0.7):
+            sampled = await engine.generate(PROMPT, Sampling(temperature, seed=3), 48)
+            whole = np.concatenate([PROMPT, sampled.token_ids])
+            assert difference(reference_logprobs(model, whole, temperature), sampled) < TOLERANCE
+            assert [(s.policy, s.length) for s in sampled.spans] == [
+                (first.policy, len(sampled.token_ids))
+            ]
+        again = await engine.generate(PROMPT, Sampling(0.7, seed=3), 48)
+        assert again.token_ids.tolist() == sampled.token_ids.tolist()
+
+        other = perturbed(model, 1)
+        second = publish(other, tmp_path / "v2.safetensors", 2)
+        running = asyncio.create_task(engine.generate(PROMPT, Sampling(1.0, seed=4), 900))
+        await asyncio.sleep(0.4)
+        await engine.load(second, Path(second.location))
+
+        canary = await engine.score(second.canary_token_ids)
+        expected = reference_logprobs(other, second.canary_token_ids)
+        assert np.abs(canary - expected).max() < TOLERANCE
+        fresh = await engine.generate(PROMPT, Sampling(1.0, seed=5), 48)
+        whole = np.concatenate([PROMPT, fresh.token_ids])
+        assert difference(reference_logprobs(other, whole), fresh) < TOLERANCE, "stale cache"
+
+        across = await running
+        assert [span.policy for span in across.spans] == [first.policy, second.policy]
+        whole = np.concatenate([PROMPT, across.token_ids])
+        switch = across.spans[0].length
+        old = reference_logprobs(model, whole)
+        assert difference(old, across, slice(None, switch)) < TOLERANCE
+        assert difference(old, across, slice(switch, switch + 20)) > 0.1, "the span is not exact"
+    finally:
+        await engine.close()

@@ -1,0 +1,104 @@
+"""A random Qwen3 of two layers and its tokenizer, made on the spot; and publications of it."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from services.common.fingerprint import TensorEntry, checksum64, fingerprint
+from services.rollout.types import PolicyId, Publication
+from tools.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
+
+VOCAB = 384
+HEADER_LENGTH_BYTES = 8
+
+
+def make_model(folder: Path) -> Qwen3ForCausalLM:
+    """Write a tied-head model and a tokenizer to `folder`; float32."""
+    tokenizer = train_tokenizer(["find book hotel Rome system user assistant Tools"] * 3, 290)
+    save_tokenizer(tokenizer, folder)
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        initializer_range=0.2,
+        eos_token_id=int(str(tokenizer.convert_tokens_to_ids("<|im_end|>"))),
+        bos_token_id=None,
+    )
+    model = Qwen3ForCausalLM(config).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+def perturbed(model: Qwen3ForCausalLM, seed: int) -> Qwen3ForCausalLM:
+    """Another model, near enough to be of the same kind and far enough to be told apart."""
+    other = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+    return other
+
+
+def publish(model: Qwen3ForCausalLM, path: Path, version: int, **fields: Any) -> Publication:
+    """Write the weights as a learner does and describe them."""
+    tensors = {
+        name: value.detach().clone().contiguous()
+        for name, value in model.state_dict().items()
+        if name != "lm_head.weight"
+    }
+    save_file(tensors, path)
+    data = np.fromfile(path, dtype=np.uint8)
+    entries = _entries(data)
+    total = len(data)
+    return Publication(
+        policy=PolicyId(1, version, fingerprint(entries, total)),
+        manifest=entries,
+        total_bytes=total,
+        transport=fields.get("transport", "shm"),
+        location=fields.get("location", str(path)),
+        canary_token_ids=fields.get("canary", np.arange(5, 40, dtype=np.int32)),
+        timeout_s=fields.get("timeout_s", 10.0),
+    )
+
+
+def _entries(data: NDArray[np.uint8]) -> tuple[TensorEntry, ...]:
+    import json
+
+    length = int(data[:HEADER_LENGTH_BYTES].view("<u8")[0])
+    start = HEADER_LENGTH_BYTES + length
+    header = json.loads(data[HEADER_LENGTH_BYTES:start].tobytes())
+    header.pop("__metadata__", None)
+    return tuple(
+        TensorEntry(
+            name,
+            row["dtype"],
+            tuple(row["shape"]),
+            start + row["data_offsets"][0],
+            checksum64(data[start + row["data_offsets"][0] : start + row["data_offsets"][1]]),
+        )
+        for name, row in header.items()
+    )
+
+
+def reference_logprobs(
+    model: Qwen3ForCausalLM, token_ids: NDArray[np.int32], temperature: float = 1.0
+) -> NDArray[np.float32]:
+    """Logprobs of tokens 1..n-1 given those before them, by transformers."""
+    ids = torch.tensor(token_ids.tolist())[None]
+    with torch.no_grad():
+        logits = model(ids).logits[0, :-1].float() / temperature
+    picked = torch.log_softmax(logits, -1).gather(-1, ids[0, 1:, None])[:, 0]
+    return picked.numpy()
