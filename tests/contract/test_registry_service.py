@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import grpc.aio
 
 from flotilla.launcher.v1 import registry_service_pb2, run_service_pb2
 from services.common.rpc import seconds

@@ -81,6 +81,8 @@ async def test_ctrl_c_at_any_moment_leaves_no_process_and_a_run_that_can_go_on(
         assert "the same command starts over" in output
         return
     assert f"flotilla train {path} --resume --runs {runs}" in output
+    if sign != "step 2/":
+        return
     code, output = await run_cli(
         "train", str(path), "--resume", "--runs", str(runs), "--learner.steps=3"
     )

@@ -19,6 +19,7 @@ from services.launcher.console import prepare, report
 from services.launcher.console.connection import LauncherError
 from services.launcher.console.follow import Outcome, Wish, run_to_end
 from services.launcher.console.interrupts import InterruptedByUserError, Interrupts
+from services.launcher.console.views import RunConsole
 from services.launcher.runs import RunMode, RunState
 from services.launcher.store import Store, StoredRun
 
@@ -38,7 +39,7 @@ def train(
     path: Path, runs: Path, overrides: Sequence[str], *, resume: bool, run_id: str | None
 ) -> int:
     """Train from a spec, or go on with a run of it."""
-    console = Console()
+    console = RunConsole()
 
     def request() -> Request:
         spec = load_spec(path, overrides)
@@ -60,7 +61,7 @@ def train(
 
 def evaluate(target: str, runs: Path, overrides: Sequence[str]) -> int:
     """Evaluate a run, or what a spec begins with."""
-    console = Console()
+    console = RunConsole()
 
     def request() -> Request:
         again = f"flotilla eval {target}"

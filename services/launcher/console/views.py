@@ -1,5 +1,7 @@
 """Shows a board: a live display on a terminal, plain lines elsewhere."""
 
+import os
+import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
@@ -20,6 +22,14 @@ _NUMBERS = (
     ("async/staleness_mean", "staleness", "{:.2f}"),
     ("eval/all/pass_at_1", "held-out pass@1", "{:.1%}"),
 )
+
+
+class RunConsole(Console):
+    """Goes on in silence when its reader is gone: a run does not end because `tee` did."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class View(Protocol):
