@@ -18,12 +18,12 @@ class Line:
 
 
 def sources(run_dir: Path, service: str = "") -> dict[str, Path]:
-    """The logs of a run, or of one of its services, by name: `learner-0`."""
+    """The logs of a run, or of one service and its children: `learner-0`, `learner-rank-0`."""
     found = sorted((run_dir / "logs").glob("*.log"))
     logs = {path.stem: path for path in found}
     if not service:
         return logs
-    return {name: path for name, path in logs.items() if name.rpartition("-")[0] == service}
+    return {name: path for name, path in logs.items() if name.startswith(f"{service}-")}
 
 
 def last_lines(path: Path, count: int = 15, limit: int = 4_000) -> str:

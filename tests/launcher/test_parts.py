@@ -1,0 +1,193 @@
+"""The smaller parts: logs, GPUs, orphans, the ledger, what is shown and what is reported."""
+
+import asyncio
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from flotilla.launcher.v1 import run_service_pb2 as pb
+from services.launcher import address_file, logs
+from services.launcher.adapters.local import GpuSlots, LocalBackend
+from services.launcher.console import report
+from services.launcher.console.board import Board, duration_text
+from services.launcher.console.interrupts import Interrupts
+from services.launcher.console.prepare import PrepareError, run_all
+from services.launcher.console.views import PlainView
+from services.launcher.ports import BackendError, Launch
+from services.launcher.registry import Member, ReplacedError, Roster
+from services.launcher.runs import Replica, ReplicaState, Run, RunState, Unit
+from services.launcher.store import PROGRESS_KEPT, Store
+
+
+def test_the_tail_of_a_log_is_found_across_blocks_and_without_a_last_newline(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "rollout-0.log"
+    for ending in ("", "\n"):
+        log.write_text("\n".join(f"{i} {'x' * 300}" for i in range(1000)) + ending)
+        position = logs.tail_position(log, 400)
+        lines = logs.read(log, position, limit=10**6)
+        assert [line.text.split()[0] for line in lines] == [str(i) for i in range(600, 1000)]
+    assert logs.tail_position(log, 5000) == 0
+    assert logs.tail_position(log, 0) == log.stat().st_size
+
+
+def test_an_endless_line_comes_in_pieces(tmp_path: Path) -> None:
+    log = tmp_path / "rollout-0.log"
+    log.write_text("x" * (2 * logs.LINE_BYTES + 10))
+    assert [len(line.text) for line in logs.read(log, 0, final=False)] == [logs.LINE_BYTES] * 2
+    assert len(logs.read(log, 0, final=True)) == 3
+
+
+def test_gpus_are_shared_out_without_overlap_and_come_back() -> None:
+    slots = GpuSlots(["0", "1", "2"])
+    assert slots.take("a", 2) == {"CUDA_VISIBLE_DEVICES": "0,1"}
+    assert slots.take("nothing", 0) == {}
+    with pytest.raises(BackendError, match="b needs 2 GPUs, 1 are free"):
+        slots.take("b", 2)
+    slots.release("a")
+    assert slots.take("b", 3) == {"CUDA_VISIBLE_DEVICES": "0,1,2"}
+
+
+async def test_an_orphan_is_found_by_its_mark_alone_and_ended_with_its_children(
+    tmp_path: Path,
+) -> None:
+    dead = LocalBackend(tmp_path)
+    sleeper = "import subprocess, time; subprocess.Popen(['sleep', '300']); time.sleep(300)"
+    launch = Launch("run-1", ("rollout", 0), (sys.executable, "-c", sleeper), {}, tmp_path / "log")
+    unit = await dead.start(launch)
+    await asyncio.sleep(0.3)
+    heir = LocalBackend(tmp_path)
+    [found] = await heir.orphans([])
+    assert found.name == unit.name
+    assert found.pid == unit.pid
+    await heir.end(found, 2.0)
+    assert await heir.orphans([unit]) == []
+    assert (await dead.wait(unit)).code == -15
+
+
+async def test_a_pid_that_is_somebody_elses_by_now_is_left_alone(tmp_path: Path) -> None:
+    other = await asyncio.create_subprocess_exec("sleep", "300", start_new_session=True)
+    backend = LocalBackend(tmp_path)
+    stale = Unit("run-1/rollout-0#1", other.pid, started=1.0)
+    assert await backend.orphans([stale]) == []
+    await backend.end(stale, 0.1)
+    await backend.kill(stale)
+    assert other.returncode is None
+    other.kill()
+    await other.wait()
+
+
+async def test_a_program_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
+    launch = Launch("run-1", ("rollout", 0), ("/no/such/program",), {}, tmp_path / "log")
+    with pytest.raises(BackendError, match="/no/such/program"):
+        await LocalBackend(tmp_path).start(launch)
+
+
+def test_the_file_of_a_dead_launcher_counts_for_nothing(tmp_path: Path) -> None:
+    assert address_file.read(tmp_path) is None
+    with address_file.written(tmp_path, "127.0.0.1:1", "token"):
+        path = tmp_path / "launcher.json"
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert address_file.read(tmp_path) is not None
+        content = json.loads(path.read_text())
+        path.write_text(json.dumps({**content, "started": 1.0}))
+        assert address_file.read(tmp_path) is None
+        path.write_text("{")
+        assert address_file.read(tmp_path) is None
+    assert not path.exists()
+
+
+def test_the_ledger_gives_back_what_was_written_and_bounds_progress(tmp_path: Path) -> None:
+    store = Store(tmp_path / "launcher.sqlite")
+    unit = Unit("r/rollout-0#1", 42, 7.5)
+    replica = Replica("rollout", 0, ReplicaState.RUNNING, unit, "serving", "127.0.0.1:1", 2)
+    run = Run("r", "demo", {"rollout": 1}, state=RunState.RUNNING)
+    with store.transaction():
+        store.begin(run, "{}", 1.0)
+        store.save(run, [replica], None)
+        for step in range(PROGRESS_KEPT + 200):
+            store.add_event("r", 1.0, "progress", {"step": step})
+    store.close()
+    store = Store(tmp_path / "launcher.sqlite")
+    stored = store.get("r")
+    assert stored is not None
+    assert stored.run.replicas[("rollout", 0)] == replica
+    kept = store.events("r", 0, limit=10**6)
+    assert PROGRESS_KEPT <= len(kept) <= PROGRESS_KEPT + 100
+    assert kept[-1].number == PROGRESS_KEPT + 200
+    store.close()
+
+
+def test_a_roster_takes_nobody_back_who_was_replaced() -> None:
+    roster = Roster()
+    roster.register(Member("rollout", 0, "a", "x:1"))
+    assert roster.beat(("rollout", 0), "a", serving=True, now=1.0)
+    version = roster.version
+    assert roster.beat(("rollout", 0), "a", serving=True, now=2.0)
+    assert roster.version == version, "a heartbeat is no news"
+    assert roster.silent(40.0, 30.0) == roster.peers("rollout")
+    roster.register(Member("rollout", 0, "b", "x:2"))
+    with pytest.raises(ReplacedError):
+        roster.beat(("rollout", 0), "a", serving=True, now=3.0)
+    roster.forget(("rollout", 0))
+    with pytest.raises(ReplacedError):
+        roster.register(Member("rollout", 0, "b", "x:2"))
+
+
+def progress(step: int, seconds: int) -> pb.WatchRunResponse:
+    event = pb.WatchRunResponse(event=step)
+    event.time.seconds = seconds
+    event.progress.CopyFrom(pb.Progress(phase="training", step=step, total_steps=50))
+    event.progress.metrics["reward/avg_pass_at_1"] = 0.5
+    event.progress.metrics["reward/booking/pass_at_1"] = 0.25
+    return event
+
+
+def test_a_plain_line_per_step_with_the_time_left() -> None:
+    board, console = Board(), Console(record=True, width=200, file=io.StringIO())
+    view = PlainView(console)
+    for step in (1, 2, 2, 3):
+        board.take(progress(step, 100 + 4 * step))
+        view.update(board)
+    lines = console.export_text().splitlines()
+    assert len(lines) == 3
+    assert lines[-1].startswith("step 3/50  training  pass@1 50.0%  (booking 25%)")
+    assert lines[-1].endswith("3 min 8 s left")
+
+
+def test_durations_read_well() -> None:
+    assert [duration_text(s) for s in (5.4, 65, 7300)] == ["5 s", "1 min 5 s", "2 h 1 min"]
+
+
+def test_the_report_shows_before_and_after_and_draws_the_curve(tmp_path: Path) -> None:
+    figures = {"pass_at_1": 0.25, "ci95": [0.2, 0.3], "greedy_pass_at_1": 0.0}
+    before = {**figures, "by_env": {"shop": 0.5}, "unseen_names": None}
+    summary = {"eval": {"before": before, "after": {"pass_at_1": 0.95}}, "seconds": {"train": 9}}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    record = {"step": 1, "reward/avg_pass_at_1": 0.5, "policy/kl": None}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + '\n{"step": 2, "cut')
+    report.add_total_seconds(tmp_path, 12.34)
+    console = Console(record=True, width=200, file=io.StringIO())
+    report.print_report(tmp_path, console)
+    text = console.export_text()
+    assert "25.0% [20.0%, 30.0%]" in text
+    assert "95.0%" in text
+    assert "curve.svg" in text
+    assert "<svg" in (tmp_path / "curve.svg").read_text()
+    seconds = json.loads((tmp_path / "summary.json").read_text())["seconds"]
+    assert seconds == {"train": 9, "total": 12.3}
+
+
+async def test_a_failed_preparation_shows_what_it_said(tmp_path: Path) -> None:
+    table = {"creates": str(tmp_path / "x"), "command": ["python", "-c", "exit('no luck')"]}
+    console = Console(file=io.StringIO())
+    with pytest.raises(PrepareError, match="no luck"):
+        await run_all({"prepare": [table]}, console, Interrupts())
+    table["command"] = ["true"]
+    with pytest.raises(PrepareError, match="did not create"):
+        await run_all({"prepare": [table]}, console, Interrupts())
