@@ -16,7 +16,8 @@ _BASE_S, _CAP_S = 0.5, 10.0
 
 
 class Closer:
-    """`closed` counts this gateway's instances and `reclaimed` a predecessor's. `on_closed` is called once for each session whose instance is certainly gone.
+    """`closed` counts this gateway's instances and `reclaimed` a predecessor's. `on_closed` is
+    called once for each session whose instance is certainly gone.
 
     What cannot be deleted stays in the journal and keeps its place in the limits, for it may
     still be running; the next start of the gateway tries again.

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -121,21 +121,17 @@ class Gateway:
         self._admitted(admitted)
         return session
 
-    async def watch(self, session: Session) -> AsyncGenerator[State]:
-        """An episode's states up to READY or FAILED. When the last watcher leaves before that,
-        the episode is closed. Raises EpisodeLostError."""
+    def join(self, session: Session) -> None:
+        """Somebody follows the opening of an episode."""
         session.watchers += 1
-        over = False
-        try:
-            async for state in session.states():
-                over = state in (State.READY, State.FAILED)
-                yield state
-        finally:
-            session.watchers -= 1
-            if session.failure is not None:
-                self.end(session, f"could not be opened: {session.failure}")
-            elif not over and session.watchers == 0 and session.episode.state is not State.READY:
-                self.end(session, "was given up while it opened", forget_request=True)
+
+    def leave(self, session: Session) -> None:
+        """Somebody follows it no longer. When nobody does before it is READY, it is closed."""
+        session.watchers -= 1
+        if session.failure is not None:
+            self.end(session, f"could not be opened: {session.failure}")
+        elif session.watchers == 0 and session.episode.state is not State.READY:
+            self.end(session, "was given up while it opened", forget_request=True)
 
     def session(self, episode_id: str) -> Session:
         """Raises EpisodeLostError."""
@@ -200,8 +196,12 @@ class Gateway:
             self.end(session, "was closed")
 
     def end(self, session: Session, reason: str, *, forget_request: bool = False) -> None:
+        creating = session.episode.state is State.PROVISIONING
         if not self.book.close(session.episode, reason, forget_request=forget_request):
             return
+        if session.opener is not None and not creating:
+            # A creation is waited for instead: cancelled, it might still make an instance.
+            session.opener.cancel()
         del self._sessions[session.episode.episode_id]
         session.cancel_work()
         self.closer.discard(session)

@@ -94,11 +94,15 @@ class Opener:
             try:
                 return await attempt(max(0.001, until - _now()))
             except BackendError as error:
-                wait_s = backoff.next(error.retry_after_s)
-                if error.invalid or _closed(session) or _now() + wait_s >= until:
-                    raise
-                _LOG.info("open_retried", episode_id=session.episode.episode_id, error=str(error))
+                failure = error
+            wait_s = backoff.next(failure.retry_after_s)
+            final = failure.invalid or failure.lost or _now() + wait_s >= until
+            if final or _closed(session):
+                raise failure
+            _LOG.info("open_retried", episode_id=session.episode.episode_id, error=str(failure))
             await asyncio.sleep(wait_s)
+            if _closed(session):
+                raise failure
 
     def _enter(self, session: Session, state: State) -> None:
         session.episode.advance(state)

@@ -50,7 +50,11 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
         gateway = self._gateway
         with _refusals():
             session = gateway.open(codec.decode_open(request, gateway.config))
-            async for state in gateway.watch(session):
+            gateway.join(session)
+            # Not in a `finally`: a call that is cancelled while it writes leaves this generator
+            # suspended until the garbage collector comes by.
+            context.add_done_callback(lambda _: gateway.leave(session))
+            async for state in session.states():
                 response = pb.OpenEpisodeResponse(
                     state=codec.STATES[state], episode_id=session.episode.episode_id
                 )

@@ -16,7 +16,7 @@ from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
 from services.env_gateway.gateway import Gateway
 from services.env_gateway.ports import CallResult, Execution, Media, Text
 from services.env_gateway.service import EpisodeService
-from tests.env_gateway.support import running, task_json
+from tests.env_gateway.support import running, task_json, until
 
 TOKEN = "contract-token-0123456789"
 
@@ -147,9 +147,9 @@ async def test_a_task_that_is_none_is_refused_with_the_field_in_the_message() ->
 
 
 async def test_an_environment_that_no_backend_serves_is_refused() -> None:
-    async with serving(FakeBackend()) as client:
-        async with refused(grpc.StatusCode.INVALID_ARGUMENT, "UNKNOWN_ENVIRONMENT"):
-            await client.open(task_json=task_json(env_id="elsewhere"))
+    unknown = refused(grpc.StatusCode.INVALID_ARGUMENT, "UNKNOWN_ENVIRONMENT")
+    async with serving(FakeBackend()) as client, unknown:
+        await client.open(task_json=task_json(env_id="elsewhere"))
 
 
 async def test_opening_more_than_the_limit_is_refused_for_good() -> None:
@@ -164,8 +164,7 @@ async def test_a_full_queue_says_when_to_come_again() -> None:
     async with serving(FakeBackend(), limits=limits) as client:
         await client.open(0)
         waiting = asyncio.create_task(client.open(1))
-        while client.gateway.admission.waiting == 0:
-            await asyncio.sleep(0.01)
+        await until(lambda: client.gateway.admission.waiting == 1)
         async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL") as errors:
             await client.open(2)
         waiting.cancel()
@@ -190,13 +189,11 @@ async def test_cancelling_an_open_gives_the_environment_back() -> None:
     backend.delays["list_tools"] = 5.0
     async with serving(backend) as client:
         opening = asyncio.create_task(client.open())
-        while not backend.running:
-            await asyncio.sleep(0.01)
+        await until(lambda: bool(backend.running))
         opening.cancel()
         await asyncio.wait({opening})
         backend.delays.clear()
-        while len(client.gateway.book):
-            await asyncio.sleep(0.01)
+        await until(lambda: not len(client.gateway.book))
     assert backend.running == {}
 
 
@@ -242,9 +239,9 @@ async def test_a_grade_without_its_header_first_is_refused() -> None:
     async def requests() -> AsyncIterator[pb.GradeRequest]:
         yield pb.GradeRequest(transcript_chunk=b"{}")
 
-    async with serving(FakeBackend()) as client:
-        async with refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_TASK"):
-            await client.stub.Grade(requests())
+    malformed = refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_TASK")
+    async with serving(FakeBackend()) as client, malformed:
+        await client.stub.Grade(requests())
 
 
 async def test_capacity_is_told_at_once_and_after_each_change() -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -81,9 +81,25 @@ async def running(
         book.close()
 
 
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait until a condition holds that no event announces; TimeoutError after 10 s."""
+    async with asyncio.timeout(10.0):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+async def states(gateway: Gateway, spec: OpenSpec) -> tuple[Session, list[State]]:
+    """Open an episode and follow it to READY or FAILED."""
+    session = gateway.open(spec)
+    gateway.join(session)
+    try:
+        return session, [state async for state in session.states()]
+    finally:
+        gateway.leave(session)
+
+
 async def opened(gateway: Gateway, spec: OpenSpec | None = None) -> Session:
     """Open an episode and wait until it is ready."""
-    session = gateway.open(spec or open_spec())
-    states = [state async for state in gateway.watch(session)]
-    assert states[-1] is State.READY, session.failure
+    session, entered = await states(gateway, spec or open_spec())
+    assert entered[-1] is State.READY, session.failure
     return session

@@ -21,7 +21,7 @@ from services.env_gateway.ports import Backend, Text
 from services.env_gateway.session import Outcome, Session
 from services.env_gateway.verdicts import VerifierRunner, load_digests
 from services.env_gateway.verify.pool import VerifierPool
-from tests.env_gateway.support import open_spec, opened
+from tests.env_gateway.support import open_spec, opened, states
 
 DIGESTS = Path(__file__).parents[2] / "environments" / "verifiers.sha256"
 ENV_KEYS = ("booking", "tracker", "shop")
@@ -93,9 +93,8 @@ async def test_a_verifier_that_is_not_listed_does_not_run() -> None:
 async def test_data_that_does_not_exist_fails_the_open_at_once() -> None:
     task = make_task("booking", "train", 0) | {"data_id": "nowhere"}
     async with grading_gateway({"embedded": EmbeddedBackend()}) as gateway:
-        session = gateway.open(open_spec(task=json.dumps(task)))
-        states = [state async for state in gateway.watch(session)]
-        assert states[-1] is State.FAILED
+        session, entered = await states(gateway, open_spec(task=json.dumps(task)))
+        assert entered[-1] is State.FAILED
         assert "nowhere" in (session.failure or "")
 
 

@@ -14,7 +14,7 @@ from services.env_gateway.gateway import Gateway
 from services.env_gateway.grading import Reason
 from services.env_gateway.ports import BackendError, CallResult, Execution
 from services.env_gateway.session import Outcome, Session
-from tests.env_gateway.support import open_spec, opened, running, task_json
+from tests.env_gateway.support import open_spec, opened, running, states, task_json, until
 
 
 async def call(gateway: Gateway, session: Session, seq: int, name: str = "add") -> Any:
@@ -22,9 +22,7 @@ async def call(gateway: Gateway, session: Session, seq: int, name: str = "add") 
 
 
 async def until_empty(backend: FakeBackend) -> None:
-    async with asyncio.timeout(5.0):
-        while backend.running:
-            await asyncio.sleep(0.001)
+    await until(lambda: not backend.running)
 
 
 def failure(kind: str = "http", *, delivered: bool | None, **more: Any) -> BackendError:
@@ -47,8 +45,7 @@ async def test_an_episode_ends_with_its_budget_however_often_it_is_renewed() -> 
     backend = FakeBackend()
     async with running(backend, lease_ttl_s=0.1) as gateway:
         session = await opened(gateway, open_spec(budget_s=0.15))
-        while gateway.renew("rollout-0", [session.episode.episode_id]) == []:
-            await asyncio.sleep(0.01)
+        await until(lambda: gateway.renew("rollout-0", [session.episode.episode_id]) != [])
         await until_empty(backend)
 
 
@@ -71,9 +68,7 @@ async def test_a_repeated_open_joins_and_a_newer_try_replaces() -> None:
             gateway.open(open_spec())
         with pytest.raises(EpisodeLostError, match="try 1"):
             gateway.open(open_spec(request_id="late"))
-        async with asyncio.timeout(5.0):
-            while len(backend.running) > 1:
-                await asyncio.sleep(0.001)
+        await until(lambda: len(backend.running) == 1)
         assert list(backend.running) == [f"instance-of-{second.episode.episode_id}"]
 
 
@@ -223,8 +218,8 @@ async def test_an_environment_that_refuses_fails_the_open_and_frees_its_place() 
     backend = FakeBackend()
     backend.fail("provision", failure(delivered=False, invalid=True))
     async with running(backend, limits={"max_episodes": 1}) as gateway:
-        session = gateway.open(open_spec())
-        assert [s async for s in gateway.watch(session)][-1] is State.FAILED
+        _, entered = await states(gateway, open_spec())
+        assert entered[-1] is State.FAILED
         await gateway.closer.wait(5.0)
         assert gateway.admission.held == 0
         await opened(gateway, open_spec(1))

@@ -1,6 +1,5 @@
 """The mcp backend against the environments' own server, as a process, over HTTP."""
 
-import asyncio
 import json
 import os
 import signal
@@ -9,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
 
 import pytest
 
@@ -23,7 +21,7 @@ from services.env_gateway.grading import Reason
 from services.env_gateway.ports import BackendError, Orphan, Provision
 from services.env_gateway.session import Outcome
 from services.env_gateway.tasks import parse_task
-from tests.env_gateway.support import open_spec, opened
+from tests.env_gateway.support import open_spec, opened, until
 from tests.env_gateway.test_embedded import ENV_KEYS, grading_gateway, reward_of
 
 COMMAND = (sys.executable, "-m", "environments.serve", "--port", "0")
@@ -88,9 +86,9 @@ async def test_a_server_that_dies_loses_its_episodes_and_new_ones_open() -> None
     async with closing(backend), gateway_over(backend) as gateway:
         task = json.dumps(make_task("booking", "train", 0))
         session = await opened(gateway, open_spec(0, task=task))
+        assert address.pid is not None
         os.killpg(address.pid, signal.SIGKILL)
-        while address.generation == 0:
-            await asyncio.sleep(0.01)
+        await until(lambda: address.generation == 1)
         answer, _ = await gateway.call(session, 0, next(iter(session.tools)), "{}", 5.0)
         assert answer.outcome is Outcome.SESSION_LOST
         grade = await gateway.grade(session, None, None, 5.0)

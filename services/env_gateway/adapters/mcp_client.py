@@ -161,10 +161,12 @@ class McpSession:
                 "clientInfo": {"name": "flotilla-env-gateway", "version": "0.1"},
             }
             result, headers = await self._exchange("initialize", params, timeout_s)
+            self._headers["mcp-protocol-version"] = result.get("protocolVersion", PROTOCOL_VERSION)
             if session_id := headers.get("mcp-session-id"):
                 self._headers["mcp-session-id"] = session_id
-            self._headers["mcp-protocol-version"] = result.get("protocolVersion", PROTOCOL_VERSION)
-            await self._send({"jsonrpc": "2.0", "method": "notifications/initialized"}, timeout_s)
+                # A server that gave no session id keeps nothing that this could change.
+                initialized = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+                await self._send(initialized, timeout_s)
             self._open = True
 
     async def list_tools(self, timeout_s: float) -> list[Tool]:
