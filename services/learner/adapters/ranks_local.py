@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from services.common.spec import PolicyConfig
 from services.learner.config import LearnerConfig
 from services.learner.ports import RankError
@@ -60,8 +62,11 @@ class LocalRanks:
 
     async def train(self, batch: TrainBatch) -> StepResult:
         """See `ports.Ranks`."""
-        path = self._shm_dir / f"{wire.shm_prefix(self._run_id)}batch.safetensors"
-        arguments = await asyncio.to_thread(wire.write_batch, path, batch)
+        path = wire.batch_path(self._shm_dir, self._run_id)
+        try:
+            arguments = await asyncio.to_thread(wire.write_batch, path, batch)
+        except (OSError, SafetensorError) as error:
+            raise RankError(f"train: the batch cannot be written to {path}: {error}") from error
         return wire.decode_step_result(await self._call("train", arguments))
 
     async def publish(self, version: int) -> Publication:

@@ -2,6 +2,7 @@
 
 import json
 import mmap
+import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,9 +12,7 @@ import torch
 from torch import Tensor
 
 from services.common.fingerprint import TensorEntry, fingerprint
-from services.learner.rank.wire import shm_prefix
-
-SLOTS = 3
+from services.learner.rank.wire import SLOTS, slot_paths
 
 _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _SAFETENSORS_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}
@@ -51,6 +50,10 @@ def checksum64(data: Tensor) -> int:
     return (total + count * _LENGTH_FACTOR) & _MASK
 
 
+class SharedMemoryError(Exception):
+    """The publications do not fit into shared memory; the message says what they need."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
     name: str
@@ -73,10 +76,9 @@ class WeightSlots:
         self._parameters = dict(parameters)
         self._dtype = dtype
         header, self._places, self.total_bytes = _plan(self._parameters, dtype)
-        self.paths = tuple(
-            folder / f"{shm_prefix(run_id)}slot{index}.safetensors" for index in range(SLOTS)
-        )
+        self.paths = slot_paths(folder, run_id)
         self._buffers = [_create(path, header, self.total_bytes) for path in self.paths]
+        self._inodes = [path.stat().st_ino for path in self.paths]
 
     @torch.no_grad()
     def write(self, version: int) -> tuple[Path, bytes, tuple[TensorEntry, ...]]:
@@ -94,9 +96,13 @@ class WeightSlots:
         return TensorEntry(place.name, name, place.shape, place.start, checksum64(raw))
 
     def remove(self) -> None:
-        """Unlinks the slots; readers that have them open keep what they read."""
-        for path in self.paths:
-            path.unlink(missing_ok=True)
+        """Unlinks the slots, but not those that a successor made in their place.
+
+        Readers that have them open keep what they read.
+        """
+        for path, inode in zip(self.paths, self._inodes, strict=True):
+            if path.exists() and path.stat().st_ino == inode:
+                path.unlink(missing_ok=True)
 
 
 def _plan(
@@ -126,10 +132,23 @@ def _plan(
 
 
 def _create(path: Path, header: bytes, size: int) -> Tensor:
-    """A mapped file of `size` bytes with every page present."""
-    with path.open("w+b") as file:
+    """A mapped file of `size` bytes with every page present.
+
+    Raises SharedMemoryError where there is no room: without the allocation, the first touch of a
+    page that cannot be had would kill the process.
+    """
+    # Never the file of a predecessor, which a reader may have mapped.
+    path.unlink(missing_ok=True)
+    with path.open("x+b") as file:
         path.chmod(0o600)
-        file.truncate(size)
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)
+        except OSError as error:
+            path.unlink()
+            raise SharedMemoryError(
+                f"{path.parent} has no room for {SLOTS} publications of {size:,} bytes "
+                f"({error.strerror}): enlarge it (docker: --shm-size)"
+            ) from error
         mapped = mmap.mmap(file.fileno(), size)
     buffer = torch.frombuffer(mapped, dtype=torch.uint8)
     buffer.zero_()

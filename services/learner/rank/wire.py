@@ -69,16 +69,24 @@ def read_frame(stream: BinaryIO) -> Message | None:
     return decode_body(body) if body.endswith(b"}") else None
 
 
-def shm_prefix(run_id: str) -> str:
-    """Every shared-memory file of a run starts with this."""
-    return f"flotilla-{run_id}-"
+# A publication rotates through so many files.
+SLOTS = 3
+
+
+def slot_paths(folder: Path, run_id: str) -> tuple[Path, ...]:
+    """The shared-memory files that hold a run's publications."""
+    return tuple(folder / f"flotilla-{run_id}-slot{k}.safetensors" for k in range(SLOTS))
+
+
+def batch_path(folder: Path, run_id: str) -> Path:
+    """The shared-memory file that holds the batch on its way to the rank."""
+    return folder / f"flotilla-{run_id}-batch.safetensors"
 
 
 def remove_stale(folder: Path, run_id: str) -> None:
-    """Removes what an earlier process of the same run left in shared memory."""
-    for path in folder.iterdir():
-        if path.name.startswith(shm_prefix(run_id)):
-            path.unlink(missing_ok=True)
+    """Removes what an earlier learner of the same run left in shared memory."""
+    for path in (*slot_paths(folder, run_id), batch_path(folder, run_id)):
+        path.unlink(missing_ok=True)
 
 
 def write_batch(path: Path, batch: TrainBatch) -> Message:

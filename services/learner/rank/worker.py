@@ -76,6 +76,7 @@ class Rank:
         Raises OutOfOrderError when its step is not the one after the parameters'.
         """
         batch = wire.read_batch(message)
+        Path(message["path"]).unlink()
         if batch.step != self._step + 1:
             raise OutOfOrderError(f"step {batch.step} asked for, the next one is {self._step + 1}")
         started = time.monotonic()

@@ -1,3 +1,5 @@
+import errno
+import os
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from services.common import fingerprint as reference
 from services.learner.rank.model import Policy
-from services.learner.rank.publish import SLOTS, WeightSlots, checksum64
+from services.learner.rank.publish import SharedMemoryError, WeightSlots, checksum64
+from services.learner.rank.wire import SLOTS
 from tests.learner.rank.support import make_batch, make_trainer, parameters, same_bits
 
 
@@ -92,4 +95,29 @@ def test_an_engine_can_load_the_file_as_the_models_weights(
     model.load_state_dict(load_file(path), strict=False)
     assert same_bits(dict(model.named_parameters()), parameters(policy))
     slots.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_that_ends_late_leaves_its_successors_slots_alone(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    policy, _, _ = make_trainer(model_folder)
+    late = slots_of(policy, torch.float32, tmp_path)
+    for path in late.paths:
+        path.unlink()
+    successor = slots_of(policy, torch.float32, tmp_path)
+    late.remove()
+    assert all(path.exists() for path in successor.paths)
+
+
+def test_too_little_shared_memory_is_an_error_that_names_the_need(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    policy, _, _ = make_trainer(model_folder)
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(SharedMemoryError, match=r"no room for 3 publications of .* --shm-size"):
+        slots_of(policy, torch.float32, tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -42,8 +42,8 @@ async def make_ranks(model_folder: Path, tmp_path: Path) -> AsyncIterator[Start]
 
 def stale_and_foreign(folder: Path) -> tuple[Path, Path]:
     """A file left by a dead process of the run `run`, and one of another run."""
-    stale = folder / f"{wire.shm_prefix('run')}slot9.safetensors"
-    foreign = folder / f"{wire.shm_prefix('run2')}slot0.safetensors"
+    stale = wire.batch_path(folder, "run")
+    foreign = wire.batch_path(folder, "run-2")
     stale.touch()
     foreign.touch()
     return stale, foreign
