@@ -138,6 +138,7 @@ async def test_mistakes_are_named_before_anything_starts(tmp_path: Path) -> None
     await nothing_left(tmp_path / "runs")
 
 
+@pytest.mark.slow
 async def test_kill_9_of_the_launcher_services_drain_alone_or_are_ended_by_the_next(
     tmp_path: Path,
 ) -> None:

@@ -36,11 +36,11 @@ def table(summary: dict[str, Any]) -> Table:
         drawn.add_column(heading, justify="left" if not heading else "right")
     before, after = summary["eval"].get("before") or {}, summary["eval"].get("after") or {}
     drawn.add_row("pass@1 at T = 1", _with_interval(before), _with_interval(after))
-    drawn.add_row("greedy", *(_percent(e.get("greedy_pass_at_1")) for e in (before, after)))
     environments = sorted({*before.get("by_env", {}), *after.get("by_env", {})})
     for env in environments:
         values = (_percent(_pass(e.get("by_env", {}).get(env))) for e in (before, after))
         drawn.add_row(f"  {env}", *values)
+    drawn.add_row("greedy", *(_percent(e.get("greedy_pass_at_1")) for e in (before, after)))
     if "unseen_names" in before or "unseen_names" in after:
         values = (_percent(_pass(e.get("unseen_names"))) for e in (before, after))
         drawn.add_row("names RL never saw", *values)
