@@ -53,7 +53,8 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
             gateway.join(session)
             # Not in a `finally`: a call that is cancelled while it writes leaves this generator
             # suspended until the garbage collector comes by.
-            context.add_done_callback(lambda _: gateway.leave(session))
+            on_end: Any = lambda _: gateway.leave(session)  # noqa: E731
+            context.add_done_callback(on_end)
             async for state in session.states():
                 response = pb.OpenEpisodeResponse(
                     state=codec.STATES[state], episode_id=session.episode.episode_id

@@ -29,7 +29,7 @@ class Client:
         self.gateway = gateway
         self.drained = drained
 
-    async def open(self, attempt: int = 0, **changes: Any) -> list[pb.OpenEpisodeResponse]:
+    def opening(self, attempt: int = 0, **changes: Any) -> Any:
         fields: dict[str, Any] = {
             "request_id": f"request-{attempt}",
             "run_id": "run",
@@ -39,8 +39,10 @@ class Client:
             "task_json": task_json(),
             "worker_id": "rollout-0",
         }
-        request = pb.OpenEpisodeRequest(**(fields | changes))
-        return [response async for response in self.stub.OpenEpisode(request)]
+        return self.stub.OpenEpisode(pb.OpenEpisodeRequest(**(fields | changes)))
+
+    async def open(self, attempt: int = 0, **changes: Any) -> list[pb.OpenEpisodeResponse]:
+        return [response async for response in self.opening(attempt, **changes)]
 
     async def call(
         self, episode_id: str, seq: int, name: str = "add", arguments: str = "{}"
@@ -188,10 +190,10 @@ async def test_cancelling_an_open_gives_the_environment_back() -> None:
     backend = FakeBackend()
     backend.delays["list_tools"] = 5.0
     async with serving(backend) as client:
-        opening = asyncio.create_task(client.open())
+        # Cancelling the task that reads is not enough: gRPC may not have started the call yet.
+        opening = client.opening()
         await until(lambda: bool(backend.running))
         opening.cancel()
-        await asyncio.wait({opening})
         backend.delays.clear()
         await until(lambda: not len(client.gateway.book))
     assert backend.running == {}
