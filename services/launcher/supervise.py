@@ -12,6 +12,7 @@ from typing import Any
 from services.common import log
 from services.launcher import runs
 from services.launcher.config import LauncherConfig
+from services.launcher.decide import decide, next_due
 from services.launcher.plan import log_path, replica_command
 from services.launcher.ports import Backend, BackendError, Launch
 from services.launcher.registry import Member, Roster
@@ -98,7 +99,7 @@ class Supervisor:
         async with asyncio.TaskGroup() as tasks:
             while not self.run.state.ended:
                 self._wake.clear()
-                run, actions = runs.decide(self.run, _now(), self._policy)
+                run, actions = decide(self.run, _now(), self._policy)
                 if run.state.ended:
                     await self._around.backend.clean(run.run_id)
                 self._commit(run, [a for a in actions if isinstance(a, Note)])
@@ -109,7 +110,7 @@ class Supervisor:
 
     async def _sleep(self) -> None:
         now = _now()
-        due = runs.next_due(self.run, now)
+        due = next_due(self.run, now)
         patience = _LOOK_AROUND_S if due is None else min(_LOOK_AROUND_S, due - now)
         with suppress(TimeoutError):
             await asyncio.wait_for(self._wake.wait(), patience)

@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.launcher import runs
+from services.launcher.decide import decide, next_due
 from services.launcher.runs import (
     GATEWAY,
     LEARNER,
@@ -29,7 +30,7 @@ def new() -> Run:
 
 
 def all_started(run: Run, now: float = 0.0) -> Run:
-    run, actions = runs.decide(run, now, POLICY)
+    run, actions = decide(run, now, POLICY)
     for action in actions:
         if isinstance(action, Start):
             run = runs.started(run, action.key, Unit("u", 100 + action.key[1], now))
@@ -40,11 +41,11 @@ def running(now: float = 0.0) -> Run:
     run = all_started(new(), now)
     for key in run.replicas:
         run = runs.beat(run, key, "serving", serving=True)
-    return runs.decide(run, now, POLICY)[0]
+    return decide(run, now, POLICY)[0]
 
 
 def test_a_new_run_starts_every_replica_at_once() -> None:
-    run, actions = runs.decide(new(), 0.0, POLICY)
+    run, actions = decide(new(), 0.0, POLICY)
     assert {a.key for a in actions if isinstance(a, Start)} == {
         (GATEWAY, 0),
         (LEARNER, 0),
@@ -52,19 +53,19 @@ def test_a_new_run_starts_every_replica_at_once() -> None:
         (ROLLOUT, 1),
     }
     assert run.state is RunState.PROVISIONING
-    assert runs.decide(run, 0.0, POLICY)[1] == []
+    assert decide(run, 0.0, POLICY)[1] == []
 
 
 def test_a_run_is_running_when_each_service_has_a_serving_replica() -> None:
     run = all_started(new())
-    run = runs.decide(run, 0.0, POLICY)[0]
+    run = decide(run, 0.0, POLICY)[0]
     assert run.state is RunState.STARTING
     for key in ((GATEWAY, 0), (LEARNER, 0)):
         run = runs.beat(run, key, "serving", serving=True)
     run = runs.beat(run, (ROLLOUT, 1), "loading", serving=False)
-    assert runs.decide(run, 0.0, POLICY)[0].state is RunState.STARTING
+    assert decide(run, 0.0, POLICY)[0].state is RunState.STARTING
     run = runs.beat(run, (ROLLOUT, 1), "serving", serving=True)
-    assert runs.decide(run, 0.0, POLICY)[0].state is RunState.RUNNING
+    assert decide(run, 0.0, POLICY)[0].state is RunState.RUNNING
 
 
 def test_a_crashed_replica_is_restarted_after_a_growing_wait() -> None:
@@ -72,8 +73,8 @@ def test_a_crashed_replica_is_restarted_after_a_growing_wait() -> None:
     for failures, delay in ((1, 1.0), (2, 2.0)):
         run, notes = runs.exited(run, (ROLLOUT, 0), Exit(1), 50.0, POLICY)
         assert f"restart {failures} of 2 in {delay:g} s" in notes[0].text
-        assert runs.decide(run, 50.0 + delay - 0.1, POLICY)[1] == []
-        run, actions = runs.decide(run, 50.0 + delay, POLICY)
+        assert decide(run, 50.0 + delay - 0.1, POLICY)[1] == []
+        run, actions = decide(run, 50.0 + delay, POLICY)
         assert actions == [Start((ROLLOUT, 0))]
         assert run.replicas[ROLLOUT, 0].restarts == failures
 
@@ -82,7 +83,7 @@ def test_failures_long_ago_do_not_count() -> None:
     run = running()
     for now in (0.0, 1_000.0, 2_000.0, 3_000.0):
         run, _ = runs.exited(run, (LEARNER, 0), Exit(1), now, POLICY)
-        run, _ = runs.decide(run, now + 1.0, POLICY)
+        run, _ = decide(run, now + 1.0, POLICY)
         assert run.replicas[LEARNER, 0].state is ReplicaState.STARTING
 
 
@@ -90,7 +91,7 @@ def test_a_learner_that_keeps_crashing_fails_the_run_with_its_last_lines() -> No
     run = running()
     for now in (0.0, 10.0, 20.0):
         run, _ = runs.exited(run, (LEARNER, 0), Exit(-9, "boom\nout of memory"), now, POLICY)
-        run, _ = runs.decide(run, now + 5.0, POLICY)
+        run, _ = decide(run, now + 5.0, POLICY)
     assert run.state is RunState.DRAINING
     assert run.goal is RunState.FAILED
     assert "learner-0 was killed by signal 9; gave up after 3 failures" in run.error
@@ -101,13 +102,13 @@ def test_one_lost_rollout_of_two_does_not_fail_the_run() -> None:
     run = running()
     for _ in range(3):
         run, _ = runs.exited(run, (ROLLOUT, 0), Exit(1), 0.0, POLICY)
-        run, _ = runs.decide(run, 8.0, POLICY)
+        run, _ = decide(run, 8.0, POLICY)
     assert run.replicas[ROLLOUT, 0].state is ReplicaState.FAILED
     assert run.state is RunState.RUNNING
-    assert runs.decide(run, 9.0, POLICY)[1] == [], "a failed replica is not replaced for ever"
-    run, actions = runs.decide(runs.scale(run, ROLLOUT, 1), 9.0, POLICY)
+    assert decide(run, 9.0, POLICY)[1] == [], "a failed replica is not replaced for ever"
+    run, actions = decide(runs.scale(run, ROLLOUT, 1), 9.0, POLICY)
     assert actions == [], "scaling down drops the failed one"
-    run, actions = runs.decide(runs.scale(run, ROLLOUT, 2), 9.0, POLICY)
+    run, actions = decide(runs.scale(run, ROLLOUT, 2), 9.0, POLICY)
     assert actions == [Start((ROLLOUT, 2))]
 
 
@@ -120,14 +121,14 @@ def test_a_config_error_is_not_tried_again() -> None:
 def test_a_learner_that_is_done_completes_the_run_rollouts_first() -> None:
     run = runs.beat(running(), (LEARNER, 0), "done", serving=True)
     run, _ = runs.exited(run, (LEARNER, 0), Exit(0), 0.0, POLICY)
-    run, actions = runs.decide(run, 0.0, POLICY)
+    run, actions = decide(run, 0.0, POLICY)
     assert actions == [Drain((ROLLOUT, 0)), Drain((ROLLOUT, 1))]
     for key in ((ROLLOUT, 0), (ROLLOUT, 1)):
         run, _ = runs.exited(run, key, Exit(0), 1.0, POLICY)
-    run, actions = runs.decide(run, 1.0, POLICY)
+    run, actions = decide(run, 1.0, POLICY)
     assert actions == [Drain((GATEWAY, 0))]
     run, _ = runs.exited(run, (GATEWAY, 0), Exit(0), 2.0, POLICY)
-    assert runs.decide(run, 2.0, POLICY)[0].state is RunState.COMPLETED
+    assert decide(run, 2.0, POLICY)[0].state is RunState.COMPLETED
 
 
 def test_a_learner_that_exits_before_it_is_done_is_restarted() -> None:
@@ -137,36 +138,36 @@ def test_a_learner_that_exits_before_it_is_done_is_restarted() -> None:
 
 def test_a_stop_kills_what_does_not_drain_in_time() -> None:
     run = runs.stop(running(), 0.0, 10.0)
-    run, actions = runs.decide(run, 0.0, POLICY)
+    run, actions = decide(run, 0.0, POLICY)
     assert set(actions) == {Drain((ROLLOUT, 0)), Drain((ROLLOUT, 1))}
-    run, actions = runs.decide(run, 5.0, POLICY)
+    run, actions = decide(run, 5.0, POLICY)
     assert set(actions) == {Kill((ROLLOUT, 0)), Kill((ROLLOUT, 1))}
-    assert runs.decide(run, 5.5, POLICY)[1] == [], "a kill is given time"
-    run, actions = runs.decide(run, 10.0, POLICY)
+    assert decide(run, 5.5, POLICY)[1] == [], "a kill is given time"
+    run, actions = decide(run, 10.0, POLICY)
     assert {Drain((LEARNER, 0)), Drain((GATEWAY, 0))} <= set(actions)
     assert {Kill((LEARNER, 0)), Kill((GATEWAY, 0)), Kill((ROLLOUT, 0))} <= set(actions)
     for key in run.replicas:
         run, _ = runs.exited(run, key, Exit(-9), 11.0, POLICY)
-    assert runs.decide(run, 11.0, POLICY)[0].state is RunState.STOPPED
+    assert decide(run, 11.0, POLICY)[0].state is RunState.STOPPED
 
 
 def test_a_second_stop_shortens_the_first() -> None:
-    run, _ = runs.decide(runs.stop(running(), 0.0, 60.0), 0.0, POLICY)
-    run, actions = runs.decide(runs.stop(run, 1.0, 0.0), 1.0, POLICY)
+    run, _ = decide(runs.stop(running(), 0.0, 60.0), 0.0, POLICY)
+    run, actions = decide(runs.stop(run, 1.0, 0.0), 1.0, POLICY)
     assert {a.key for a in actions if isinstance(a, Kill)} == set(run.replicas)
     assert runs.stop(run, 2.0, 100.0).drain_by == 1.0
 
 
 def test_a_replica_that_never_serves_is_killed_and_counts_as_failed() -> None:
     run = all_started(new())
-    run, actions = runs.decide(run, 100.0, POLICY)
+    run, actions = decide(run, 100.0, POLICY)
     assert {a.key for a in actions if isinstance(a, Kill)} == set(run.replicas)
 
 
 def test_scaling_down_drains_the_newest_and_indices_are_never_reused() -> None:
-    run, actions = runs.decide(runs.scale(running(), ROLLOUT, 1), 0.0, POLICY)
+    run, actions = decide(runs.scale(running(), ROLLOUT, 1), 0.0, POLICY)
     assert actions == [Drain((ROLLOUT, 1))]
-    run, actions = runs.decide(runs.scale(run, ROLLOUT, 2), 0.0, POLICY)
+    run, actions = decide(runs.scale(run, ROLLOUT, 2), 0.0, POLICY)
     assert actions == [Start((ROLLOUT, 2))]
 
 
@@ -188,15 +189,15 @@ def test_whatever_happens_a_stopped_run_ends_with_nothing_running(
     for fact, number, passed in facts:
         now += passed
         run = _happen(run, fact, number, now)
-        run, actions = runs.decide(run, now, POLICY)
+        run, actions = decide(run, now, POLICY)
         for action in actions:
             run = _obey(run, action, now)
-        due = runs.next_due(run, now)
+        due = next_due(run, now)
         assert due is None or due > now
     run = runs.stop(run, now, 5.0)
     for _ in range(20):
         now += 1.0
-        run, actions = runs.decide(run, now, POLICY)
+        run, actions = decide(run, now, POLICY)
         for action in actions:
             run = _obey(run, action, now)
     assert run.state.ended

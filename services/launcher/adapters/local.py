@@ -23,6 +23,8 @@ from services.launcher.runs import Exit, Unit
 # RUNS_FOLDER:RUN_ID/SERVICE-REPLICA#START
 MARK = "FLOTILLA_UNIT"
 _POLL_S = 0.1
+# Only a process in an uninterruptible system call takes longer to die.
+_KILL_WAIT_S = 5.0
 _SHM = Path("/dev/shm")
 
 
@@ -104,11 +106,8 @@ class LocalBackend:
         await asyncio.to_thread(_remove_shared_memory, run_id)
 
     async def _sweep(self, unit: Unit) -> None:
-        """SIGKILL whatever a replica started and did not end."""
-        mark = f"{self._owner}:{unit.name}"
-        for process in await asyncio.to_thread(_members, unit, mark):
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
+        """SIGKILL whatever a replica started and did not end, and wait until it is gone."""
+        await asyncio.to_thread(_kill_members, unit, f"{self._owner}:{unit.name}")
 
     def _marked(self) -> dict[str, Unit]:
         """The replicas of this runs folder that are running, by name; leaders before children."""
@@ -181,6 +180,14 @@ def _alive(unit: Unit) -> bool:
         return same and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def _kill_members(unit: Unit, mark: str) -> None:
+    members = _members(unit, mark)
+    for process in members:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(members, timeout=_KILL_WAIT_S)
 
 
 def _members(unit: Unit, mark: str) -> list[psutil.Process]:

@@ -1,0 +1,125 @@
+"""Compares what is known of a run with what is wanted of it, and names the actions. Pure.
+
+Level-triggered: calling it twice does no harm, and after any change it is simply called again.
+"""
+
+from dataclasses import replace
+
+from services.launcher.runs import (
+    DRAIN_STAGES,
+    KILL_AGAIN_S,
+    Action,
+    Drain,
+    Kill,
+    Policy,
+    Replica,
+    ReplicaState,
+    Run,
+    RunState,
+    Start,
+)
+
+
+def decide(run: Run, now: float, policy: Policy) -> tuple[Run, list[Action]]:
+    """Compare what is with what is wanted, and say what to do about it."""
+    if run.state.ended:
+        return run, []
+    if run.state is RunState.DRAINING:
+        run, actions = _advance_drain(run, now)
+    else:
+        run, actions = _fill(run, now, policy)
+        run = _progress(run)
+    overdue = [replace(r, killed=now) for r in run.replicas.values() if _to_kill(r, now)]
+    return run.put(overdue), [*actions, *(Kill(replica.key) for replica in overdue)]
+
+
+def _to_kill(replica: Replica, now: float) -> bool:
+    patient = (ReplicaState.DRAINING, ReplicaState.STARTING)
+    started = replica.state in patient and replica.unit is not None
+    return started and now >= max(replica.due, replica.killed + KILL_AGAIN_S)
+
+
+def _fill(run: Run, now: float, policy: Policy) -> tuple[Run, list[Action]]:
+    """Start what is missing, restart what is due, drain what is too much."""
+    actions: list[Action] = []
+    for service, wanted in run.wanted.items():
+        kept = [r for r in run.of(service) if not _leaving(r)]
+        surplus = sorted(kept, key=lambda r: (r.state is not ReplicaState.FAILED, -r.index))
+        for replica in surplus[: max(0, len(kept) - wanted)]:
+            run, drained = _drain_one(run, replica, now + policy.drain_s)
+            actions += drained
+        # An index is never used twice: a late word from an old replica must not hit a new one.
+        first = max((r.index for r in run.of(service)), default=-1) + 1
+        for index in range(first, first + wanted - len(kept)):
+            run = run.put([Replica(service, index, due=now + policy.start_timeout_s)])
+            actions.append(Start((service, index)))
+    for replica in run.replicas.values():
+        if replica.state is ReplicaState.RESTARTING and now >= replica.due:
+            run = run.put([_restarted(replica, now, policy)])
+            actions.append(Start(replica.key))
+    return run, actions
+
+
+def _leaving(replica: Replica) -> bool:
+    return replica.state in (ReplicaState.DRAINING, ReplicaState.STOPPED)
+
+
+def _restarted(replica: Replica, now: float, policy: Policy) -> Replica:
+    return replace(
+        replica,
+        state=ReplicaState.STARTING,
+        phase="",
+        restarts=replica.restarts + 1,
+        due=now + policy.start_timeout_s,
+    )
+
+
+def _drain_one(run: Run, replica: Replica, by: float) -> tuple[Run, list[Action]]:
+    """A replica without a process is over at once; its start, if on its way, is drained later."""
+    if replica.state in (ReplicaState.RESTARTING, ReplicaState.FAILED):
+        return run.put([replace(replica, state=ReplicaState.STOPPED)]), []
+    run = run.put([replace(replica, state=ReplicaState.DRAINING, due=by)])
+    return run, [Drain(replica.key)]
+
+
+def _progress(run: Run) -> Run:
+    """Move on from PROVISIONING to STARTING to RUNNING; a run that ran once stays RUNNING."""
+    if run.state is RunState.RUNNING:
+        return run
+    live = [r for r in run.replicas.values() if not r.state.over]
+    services = {r.service for r in live if r.state is ReplicaState.RUNNING}
+    if services >= set(run.wanted):
+        return replace(run, state=RunState.RUNNING)
+    if all(r.unit is not None for r in live):
+        return replace(run, state=RunState.STARTING)
+    return replace(run, state=RunState.PROVISIONING)
+
+
+def _advance_drain(run: Run, now: float) -> tuple[Run, list[Action]]:
+    """Drain stage after stage; when time is up, all of what is left at once."""
+    actions: list[Action] = []
+    for number, stage in enumerate(DRAIN_STAGES):
+        live = [r for r in run.replicas.values() if r.service in stage and not r.state.over]
+        last = number == len(DRAIN_STAGES) - 1
+        by = run.drain_by if last else now + max(0.0, run.drain_by - now) / 2
+        for replica in live:
+            if replica.state is ReplicaState.DRAINING:
+                run = run.put([replace(replica, due=min(replica.due, run.drain_by))])
+                continue
+            run, drained = _drain_one(run, replica, by)
+            actions += drained
+        if live and now < run.drain_by:
+            return run, actions
+    if all(replica.state.over for replica in run.replicas.values()):
+        run = replace(run, state=run.goal or RunState.STOPPED)
+    return run, actions
+
+
+def next_due(run: Run, now: float) -> float | None:
+    """When `decide` will next have something to do even if nothing happens."""
+    timed = (ReplicaState.STARTING, ReplicaState.RESTARTING, ReplicaState.DRAINING)
+    waiting = [r for r in run.replicas.values() if r.state in timed]
+    dues = [max(r.due, r.killed + KILL_AGAIN_S) for r in waiting]
+    if run.state is RunState.DRAINING:
+        dues.append(run.drain_by)
+    return min((due for due in dues if due > now), default=None)
