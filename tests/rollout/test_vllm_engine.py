@@ -6,11 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from transformers import Qwen3ForCausalLM
 
 from services.common.spec import PolicyConfig
 from services.rollout.adapters.vllm import Model, VllmEngine
 from services.rollout.config import EngineConfig
-from services.rollout.types import Completion, Sampling
+from services.rollout.types import Completion, PolicyId, Sampling
 from tests.rollout.tiny_model import make_model, perturbed, publish, reference_logprobs
 
 pytestmark = [
@@ -39,6 +40,19 @@ def difference(
     return float(np.abs(completion.logprobs - expected)[tokens].max())
 
 
+def check_switch(
+    completion: Completion, before: PolicyId, after: PolicyId, model: Qwen3ForCausalLM
+) -> None:
+    """The tokens of the first span, and none of the second, are the old weights'."""
+    assert [span.policy for span in completion.spans] == [before, after]
+    switch = completion.spans[0].length
+    assert switch + completion.spans[1].length == len(completion.token_ids)
+    whole = np.concatenate([PROMPT, completion.token_ids])
+    old = reference_logprobs(model, whole)
+    assert difference(old, completion, slice(None, switch)) < TOLERANCE
+    assert difference(old, completion, slice(switch, switch + 5)) > 0.01, "the span is not exact"
+
+
 async def test_logprobs_follow_the_weights_through_updates(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     model = make_model(folder)
@@ -58,8 +72,11 @@ async def test_logprobs_follow_the_weights_through_updates(tmp_path: Path) -> No
 
         other = perturbed(model, 1)
         second = publish(other, tmp_path / "v2.safetensors", 2)
-        running = asyncio.create_task(engine.generate(PROMPT, Sampling(1.0, seed=4), 900))
-        await asyncio.sleep(0.4)
+        running = [
+            asyncio.create_task(engine.generate(PROMPT, Sampling(1.0, seed=seed), 900))
+            for seed in range(10, 22)
+        ]
+        await asyncio.sleep(0.3)
         await engine.load(second, Path(second.location))
 
         canary = await engine.score(second.canary_token_ids)
@@ -69,12 +86,10 @@ async def test_logprobs_follow_the_weights_through_updates(tmp_path: Path) -> No
         whole = np.concatenate([PROMPT, fresh.token_ids])
         assert difference(reference_logprobs(other, whole), fresh) < TOLERANCE, "stale cache"
 
-        across = await running
-        assert [span.policy for span in across.spans] == [first.policy, second.policy]
-        whole = np.concatenate([PROMPT, across.token_ids])
-        switch = across.spans[0].length
-        old = reference_logprobs(model, whole)
-        assert difference(old, across, slice(None, switch)) < TOLERANCE
-        assert difference(old, across, slice(switch, switch + 20)) > 0.1, "the span is not exact"
+        finished = await asyncio.gather(*running)
+        across = [each for each in finished if len(each.spans) == 2]
+        assert across, "no request was in flight while the weights changed"
+        for completion in across:
+            check_switch(completion, first.policy, second.policy, model)
     finally:
         await engine.close()

@@ -96,6 +96,8 @@ class GatewayEnvironment:
         self._worker_id = worker_id
         self._interval_s = renew_interval_s
         self._open: dict[str, GatewayEpisode] = {}
+        # Under way, also when whoever asked for it has been cancelled meanwhile.
+        self._closing: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def open(self, request: OpenRequest) -> AsyncGenerator[GatewayEpisode]:
@@ -110,14 +112,17 @@ class GatewayEnvironment:
             yield episode
         finally:
             del self._open[episode.info.episode_id]
-            await asyncio.shield(self._close(episode.info.episode_id))
+            await asyncio.shield(self._start_closing(episode.info.episode_id))
 
     async def keep_renewing(self) -> None:
-        """Renew all open episodes in one call, again and again."""
-        while True:
-            await asyncio.sleep(self._interval_s)
-            if self._open:
-                await self._renew()
+        """Renew all open episodes in one call, again and again; see closings through at the end."""
+        try:
+            while True:
+                await asyncio.sleep(self._interval_s)
+                if self._open:
+                    await self._renew()
+        finally:
+            await asyncio.gather(*self._closing)
 
     def _open_request(self, request: OpenRequest) -> pb.OpenEpisodeRequest:
         key = request.key
@@ -138,8 +143,14 @@ class GatewayEnvironment:
     async def _ready(self, message: pb.OpenEpisodeRequest, left_s: float) -> GatewayEpisode:
         """Read the states to their end: leaving early would cancel, and the gateway would close."""
         last = pb.OpenEpisodeResponse()
-        async for update in self._stub.OpenEpisode(message, timeout=left_s):
-            last = update
+        try:
+            async for update in self._stub.OpenEpisode(message, timeout=left_s):
+                last = update
+        except asyncio.CancelledError:
+            # The gateway may have said READY already, and would not hear of the cancelling.
+            if last.episode_id:
+                self._start_closing(last.episode_id)
+            raise
         if last.state != pb.EPISODE_STATE_READY:
             raise EnvironmentLost(last.detail or "the gateway opened no episode")
         return await self._episode(last)
@@ -166,6 +177,12 @@ class GatewayEnvironment:
         for episode_id in answer.lost_episode_ids:
             if episode_id in self._open:
                 self._open[episode_id].lost = True
+
+    def _start_closing(self, episode_id: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._close(episode_id))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+        return task
 
     async def _close(self, episode_id: str) -> None:
         """Best effort: an episode whose close is lost ends with its lease."""

@@ -1,0 +1,303 @@
+"""A whole worker over real gRPC, with a fake engine, against a learner and a gateway that err."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from flotilla.env_gateway.v1 import episode_service_pb2 as env_pb
+from flotilla.env_gateway.v1 import episode_service_pb2_grpc as env_grpc
+from flotilla.learner.v1 import group_service_pb2 as group_pb
+from flotilla.learner.v1 import group_service_pb2_grpc as group_grpc
+from flotilla.learner.v1 import policy_pb2, trajectory_pb2
+from services.common import rpc
+from services.rollout.adapters.env_gateway import GatewayEnvironment
+from services.rollout.adapters.fake import FakeEngine
+from services.rollout.adapters.learner import GroupClient, RunEpoch, WorkerIdentity
+from services.rollout.episode import AttemptRunner
+from services.rollout.ports import LearnerRefused
+from services.rollout.tasks import until_first
+from services.rollout.types import PolicyId
+from services.rollout.worker import Worker, WorkerOptions
+from tests.rollout.fakes import (
+    TOKEN,
+    FakeGateway,
+    FakeLearner,
+    Submitted,
+    lease,
+    refuse,
+    served,
+    until,
+)
+from tests.rollout.support import POLICY, engine, limits, prompts, tokenizer, turns
+
+LOOK = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+DONE = "<done>"
+IDENTITY = WorkerIdentity("rollout-0", "incarnation", 1, b"d" * 32)
+
+
+@dataclass
+class Setup:
+    """A worker and what it talks to."""
+
+    learner: FakeLearner
+    gateway: FakeGateway
+    engine: FakeEngine
+    worker: Worker
+    drain: asyncio.Event
+    running: "asyncio.Task[None]"
+
+    def outcomes(self) -> dict[tuple[int, int], str | None]:
+        return {s.key: s.header.WhichOneof("outcome") for s in self.learner.submitted}
+
+
+@asynccontextmanager
+async def setup(
+    learner: FakeLearner,
+    gateway: FakeGateway | None = None,
+    texts: tuple[str, ...] = (LOOK, DONE),
+    *,
+    seconds: float = 0.0,
+    max_attempts: int = 4,
+    **changes: float,
+) -> AsyncGenerator[Setup]:
+    gateway = gateway or FakeGateway()
+    fake = engine(turns(*texts), seconds)
+    drain = asyncio.Event()
+
+    def add(server: grpc.aio.Server) -> None:
+        group_grpc.add_GroupServiceServicer_to_server(learner, server)
+        env_grpc.add_EpisodeServiceServicer_to_server(gateway, server)
+
+    async with served(add) as address, rpc.channel(address, token=TOKEN) as channel:
+        environment = GatewayEnvironment(
+            channel, run_id="run", worker_id="rollout-0", renew_interval_s=0.1
+        )
+        attempts = AttemptRunner(fake, environment, tokenizer(), prompts(), limits(**changes))
+        options = WorkerOptions(max_attempts, 0.1, 0.01, 5.0)
+        client = GroupClient(channel, IDENTITY, RunEpoch())
+        worker = Worker(client, attempts, lambda: fake.policy, options)
+        running = asyncio.create_task(until_first(worker.run(drain), environment.keep_renewing()))
+        try:
+            yield Setup(learner, gateway, fake, worker, drain, running)
+        finally:
+            drain.set()
+            await asyncio.gather(running, return_exceptions=True)
+            assert gateway.open_now == set(), "an episode was left open"
+
+
+def learner_with(*leases: group_pb.Lease, **fields: Any) -> FakeLearner:
+    return FakeLearner(leases=list(leases), **fields)
+
+
+async def test_a_leased_group_comes_back_whole() -> None:
+    async with setup(learner_with(lease(attempts=3))) as it:
+        await until(lambda: len(it.learner.submitted) == 3)
+        assert it.outcomes() == {(0, 0): "reward", (1, 0): "reward", (2, 0): "reward"}
+        assert [request.opening for request in it.gateway.opened] == [3, 3, 3]
+        assert it.learner.polls[0].holding.version == POLICY.version
+        _check_whole(it.learner.submitted[0])
+
+
+def _check_whole(submitted: Submitted) -> None:
+    header = submitted.header
+    (sequence,) = header.sequences
+    assert sequence.token_count * 4 == len(submitted.token_ids)
+    assert sum(span.length for span in sequence.spans) == sequence.token_count
+    written = [s for s in sequence.spans if s.author == trajectory_pb2.AUTHOR_POLICY]
+    logprobs = np.frombuffer(submitted.logprobs, "<f4")
+    assert sum(span.length for span in written) == len(logprobs)
+    assert header.stop_reason == trajectory_pb2.STOP_REASON_DONE
+    assert (header.env_key, header.task_key) == ("shop", "task")
+    assert header.instance_id == "instance"
+    assert len(header.tool_schema_digest) == len(header.prompt_digest) == 32
+    assert header.counts.tool_calls == 1
+    assert len(header.turns) == 2
+
+
+async def test_no_more_is_leased_than_fits() -> None:
+    learner = learner_with(lease("a", 4), lease("b", 4))
+    async with setup(learner, seconds=0.2, max_attempts=4) as it:
+        await until(lambda: it.worker.running == 4)
+        await asyncio.sleep(0.1)
+        assert len(learner.leases) == 1
+        await until(lambda: len(learner.submitted) == 8)
+
+
+async def test_a_failed_try_is_reported_and_tried_again_alone() -> None:
+    gateway = FakeGateway(open_failures=1)
+    async with setup(learner_with(lease()), gateway) as it:
+        await until(lambda: len(it.learner.submitted) == 3)
+        kinds = sorted(kind or "" for kind in it.outcomes().values())
+        assert kinds == ["failure", "reward", "reward"]
+        failed = next(s for s in it.learner.submitted if s.header.HasField("failure"))
+        assert failed.header.failure == trajectory_pb2.FAILURE_KIND_ENV_LOST
+        assert failed.header.detail == "no instance"
+        assert not failed.header.sequences
+        assert [request.opening for request in gateway.opened] == [2, 2, 1]
+
+
+async def test_tries_end_at_max_tries_and_the_lease_is_given_back() -> None:
+    gateway = FakeGateway(reward=None)
+    async with setup(learner_with(lease(attempts=1)), gateway) as it:
+        await until(lambda: it.learner.released)
+        assert it.outcomes() == {(0, 0): "no_grade", (0, 1): "no_grade", (0, 2): "no_grade"}
+        assert it.learner.released == ["l1"]
+
+
+async def test_tool_errors_are_shown_to_the_policy() -> None:
+    def answer(request: env_pb.CallToolRequest) -> env_pb.CallToolResponse:
+        part = env_pb.ContentPart(text="no such hotel")
+        return env_pb.CallToolResponse(outcome=env_pb.TOOL_OUTCOME_BAD_ARGUMENTS, parts=[part])
+
+    async with setup(learner_with(lease(attempts=1)), FakeGateway(answer)) as it:
+        await until(lambda: it.learner.submitted)
+        (submitted,) = it.learner.submitted
+        assert dict(submitted.header.counts.tool_errors) == {"bad_arguments": 1}
+        text = tokenizer().decode(np.frombuffer(submitted.token_ids, "<i4").tolist())
+        assert '{"error": "no such hotel"}' in text
+
+
+async def test_a_lost_episode_fails_alone() -> None:
+    gateway = FakeGateway(lost={"e1"})
+    async with setup(learner_with(lease()), gateway) as it:
+        await until(lambda: len(it.learner.submitted) == 3)
+        failures = [s for s in it.learner.submitted if s.header.HasField("failure")]
+        assert len(failures) == 1
+        assert "EPISODE_LOST" in failures[0].header.detail
+
+
+async def test_a_refused_task_is_a_failure_that_says_why() -> None:
+    error = refuse(grpc.StatusCode.INVALID_ARGUMENT, "UNKNOWN_ENVIRONMENT")
+    gateway = FakeGateway(refuse_open=error)
+    async with setup(learner_with(lease(attempts=1, max_tries=1)), gateway) as it:
+        await until(lambda: it.learner.submitted)
+        assert "UNKNOWN_ENVIRONMENT" in it.learner.submitted[0].header.detail
+
+
+async def test_a_slow_tool_that_uses_up_the_time_is_graded_as_timeout() -> None:
+    gateway = FakeGateway(seconds=3.0)
+    learner = learner_with(lease(attempts=1))
+    async with setup(learner, gateway, attempt_timeout_s=0.3) as it:
+        await until(lambda: it.learner.submitted)
+        header = it.learner.submitted[0].header
+        assert header.stop_reason == trajectory_pb2.STOP_REASON_TIMEOUT
+        assert header.HasField("reward")
+
+
+async def test_a_gateway_that_is_away_for_a_moment_costs_nothing() -> None:
+    gateway = FakeGateway(fail={"OpenEpisode": 2, "CallTool": 2, "Grade": 2})
+    learner = learner_with(lease(attempts=1))
+    async with setup(learner, gateway, grade_timeout_s=2.0) as it:
+        await until(lambda: it.learner.submitted)
+        assert it.outcomes() == {(0, 0): "reward"}
+        assert [call.call_seq for call in gateway.calls] == [0]
+
+
+async def test_a_learner_that_is_away_for_a_moment_costs_nothing() -> None:
+    learner = learner_with(lease(attempts=1))
+    learner.fail = {"LeaseGroup": 2, "SubmitTrajectory": 2}
+    async with setup(learner) as it:
+        await until(lambda: it.learner.submitted, 10.0)
+        assert it.outcomes() == {(0, 0): "reward"}
+
+
+async def test_a_new_epoch_of_the_learner_is_adopted() -> None:
+    async with setup(learner_with(lease(attempts=1)), seconds=0.1) as it:
+        await until(lambda: it.worker.running)
+        it.learner.run_epoch = 2
+        await until(lambda: it.learner.submitted)
+        it.learner.leases.append(lease("l2", 1, run_epoch=2))
+        await until(lambda: len(it.learner.submitted) == 2)
+
+
+async def test_leases_and_episodes_are_renewed_in_one_call_each() -> None:
+    learner = learner_with(lease("a", 1), lease("b", 1))
+    async with setup(learner, seconds=0.4) as it:
+        await until(lambda: ["a", "b"] in [sorted(ids) for ids in learner.renewed])
+        await until(lambda: any(len(ids) == 2 for ids in it.gateway.renewed))
+
+
+async def test_a_lost_lease_is_dropped_at_once() -> None:
+    learner = learner_with(lease("a", 2))
+    async with setup(learner, seconds=30.0) as it:
+        await until(lambda: len(it.gateway.open_now) == 2)
+        learner.lost.add("a")
+        await until(lambda: not it.gateway.open_now)
+        await until(lambda: it.worker.running == 0)
+        assert learner.submitted == []
+
+
+async def test_a_lease_found_lost_at_submission_ends_its_group() -> None:
+    learner = learner_with(lease("a", 1), lost={"a"})
+    learner.fail["RenewLeases"] = 1000
+    async with setup(learner) as it:
+        await until(lambda: it.worker.totals.lost_leases == 1)
+        await until(lambda: it.worker.running == 0)
+
+
+async def test_a_drain_gives_work_back_before_episodes_end() -> None:
+    learner = learner_with(lease("a", 2))
+    async with setup(learner, seconds=30.0) as it:
+        await until(lambda: len(it.gateway.open_now) == 2)
+        it.drain.set()
+        await asyncio.wait_for(it.running, 2.0)
+        assert learner.released == ["a"]
+        assert it.gateway.open_now == set()
+
+
+async def test_work_on_other_weights_than_the_evaluated_ones_is_given_back() -> None:
+    other = policy_pb2.PolicyId(run_epoch=1, version=POLICY.version + 1)
+    exam = lease("a", 1, purpose=group_pb.PURPOSE_EVAL, exact_policy=other)
+    async with setup(learner_with(exam)) as it:
+        await until(lambda: it.learner.released == ["a"])
+        assert it.gateway.opened == []
+
+
+async def test_an_evaluation_that_spans_two_policies_is_not_handed_in() -> None:
+    exact = policy_pb2.PolicyId(run_epoch=1, version=POLICY.version)
+    exam = lease("a", 1, purpose=group_pb.PURPOSE_EVAL, exact_policy=exact)
+    async with setup(learner_with(exam), seconds=0.2) as it:
+        await until(lambda: it.engine.running)
+        it.engine.policy = PolicyId(1, POLICY.version + 1)
+        await until(lambda: it.learner.released == ["a"])
+        assert it.learner.submitted == []
+
+
+async def test_a_worker_that_the_learner_refuses_ends() -> None:
+    class Refusing(FakeLearner):
+        async def LeaseGroup(self, request: Any, context: Any) -> group_pb.LeaseGroupResponse:
+            raise refuse(grpc.StatusCode.FAILED_PRECONDITION, "TOKENIZER_MISMATCH")
+
+    async with setup(Refusing()) as it:
+        with pytest.raises(LearnerRefused, match="TOKENIZER_MISMATCH"):
+            await asyncio.wait_for(asyncio.shield(it.running), 5.0)
+
+
+async def test_a_dead_engine_uses_up_no_tries() -> None:
+    async with setup(learner_with(lease("a", 2)), seconds=0.1) as it:
+        it.engine.death.set_result("killed")
+        await until(lambda: it.learner.released == ["a"])
+        assert it.learner.submitted == []
+
+
+async def test_a_fault_in_one_attempt_leaves_the_others_alone() -> None:
+    class Faulty(FakeEngine):
+        faults = 1
+
+        async def generate(self, *arguments: Any) -> Any:
+            if self.faults:
+                self.faults -= 1
+                raise ZeroDivisionError("a fault of ours")
+            return await super().generate(*arguments)
+
+    async with setup(learner_with(lease())) as it:
+        it.engine.__class__ = Faulty
+        await until(lambda: len(it.learner.submitted) == 3)
+        kinds = sorted(kind or "" for kind in it.outcomes().values())
+        assert kinds == ["failure", "reward", "reward"]
