@@ -187,7 +187,17 @@ def _kill_members(unit: Unit, mark: str) -> None:
     for process in members:
         with suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(members, timeout=_KILL_WAIT_S)
+    deadline = time.monotonic() + _KILL_WAIT_S
+    # Not psutil's own wait: it would take the exit code of our children from asyncio.
+    while any(map(_runs, members)) and time.monotonic() < deadline:
+        time.sleep(_POLL_S / 10)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _members(unit: Unit, mark: str) -> list[psutil.Process]:
