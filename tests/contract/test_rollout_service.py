@@ -37,7 +37,8 @@ class Client:
         self.drain = drain
 
     async def sample(self, **fields: Any) -> list[pb.SampleGroupResponse]:
-        request = pb.SampleGroupRequest(**({"task_json": '{"key": "t"}'} | fields))
+        given: dict[str, Any] = {"task_json": '{"key": "t"}'} | fields
+        request = pb.SampleGroupRequest(**given)
         return [event async for event in self.stub.SampleGroup(request)]
 
 

@@ -34,6 +34,10 @@ def unavailable() -> ServiceError:
     return refuse(grpc.StatusCode.UNAVAILABLE, "DRAINING")
 
 
+def unused() -> ServiceError:
+    return refuse(grpc.StatusCode.UNIMPLEMENTED, "UNUSED")
+
+
 @dataclass
 class Submitted:
     """One submission as it arrived."""
@@ -118,6 +122,12 @@ class FakeLearner(group_grpc.GroupServiceServicer, policy_grpc.PolicyServiceServ
             yield policy_pb.AttachResponse(update=update, run_epoch=self.run_epoch)
         raise unavailable()
 
+    async def GetStatus(self, request: Any, context: Any) -> group_pb.GetStatusResponse:
+        raise unused()
+
+    async def Drain(self, request: Any, context: Any) -> group_pb.DrainResponse:
+        raise unused()
+
     async def ReportPolicy(self, request: Any, context: Any) -> policy_pb.ReportPolicyResponse:
         self._enter("ReportPolicy", context)
         self.reports.append(request)
@@ -191,6 +201,24 @@ class FakeGateway(env_grpc.EpisodeServiceServicer):
         self.renewed.append(list(request.episode_ids))
         lost = [each for each in request.episode_ids if each in self.lost]
         return env_pb.RenewEpisodesResponse(lost_episode_ids=lost)
+
+    async def FetchMedia(
+        self, request: Any, context: Any
+    ) -> AsyncGenerator[env_pb.FetchMediaResponse]:
+        raise unused()
+        yield
+
+    async def WatchCapacity(
+        self, request: Any, context: Any
+    ) -> AsyncGenerator[env_pb.WatchCapacityResponse]:
+        raise unused()
+        yield
+
+    async def GetStatus(self, request: Any, context: Any) -> env_pb.GetStatusResponse:
+        raise unused()
+
+    async def Drain(self, request: Any, context: Any) -> env_pb.DrainResponse:
+        raise unused()
 
     async def CloseEpisode(self, request: Any, context: Any) -> env_pb.CloseEpisodeResponse:
         self.open_now.discard(request.episode_id)

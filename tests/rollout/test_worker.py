@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as env_pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc as env_grpc
@@ -22,7 +23,7 @@ from services.rollout.adapters.learner import GroupClient, RunEpoch, WorkerIdent
 from services.rollout.episode import AttemptRunner
 from services.rollout.ports import LearnerRefused
 from services.rollout.tasks import until_first
-from services.rollout.types import PolicyId
+from services.rollout.types import Completion, PolicyId, Sampling
 from services.rollout.worker import Worker, WorkerOptions
 from tests.rollout.fakes import (
     TOKEN,
@@ -290,11 +291,13 @@ async def test_a_fault_in_one_attempt_leaves_the_others_alone() -> None:
     class Faulty(FakeEngine):
         faults = 1
 
-        async def generate(self, *arguments: Any) -> Any:
+        async def generate(
+            self, token_ids: NDArray[np.int32], sampling: Sampling, max_tokens: int
+        ) -> Completion:
             if self.faults:
                 self.faults -= 1
                 raise ZeroDivisionError("a fault of ours")
-            return await super().generate(*arguments)
+            return await super().generate(token_ids, sampling, max_tokens)
 
     async with setup(learner_with(lease())) as it:
         it.engine.__class__ = Faulty
