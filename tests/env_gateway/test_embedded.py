@@ -56,7 +56,7 @@ async def reward_of(gateway: Gateway, task: Mapping[str, Any], *, act: bool, att
     session = await opened(gateway, open_spec(attempt, task=json.dumps(task)))
     if act:
         await solve(gateway, session, task)
-    grade = await gateway.grade(session, None, None, 10.0)
+    grade = await gateway.grade(session, "", None, 10.0)
     gateway.close(session.episode.episode_id)
     assert grade.reason is None, grade.detail
     return grade.reward

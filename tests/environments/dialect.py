@@ -70,13 +70,15 @@ def _compiled(source: str) -> Any:
     return namespace["validate_task"]
 
 
-def grade(source: str, instance: Instance) -> int:
-    return grade_in_detail(source, instance)[0]
+def grade(source: str, instance: Instance, final_answer: str | None = "") -> int:
+    return grade_in_detail(source, instance, final_answer)[0]
 
 
-def grade_in_detail(source: str, instance: Instance) -> tuple[int, str, int]:
+def grade_in_detail(
+    source: str, instance: Instance, final_answer: str | None = ""
+) -> tuple[int, str, int]:
     """(result, what it printed, number of queries)."""
     env, printed = Environment(instance), io.StringIO()
     with contextlib.redirect_stdout(printed):
-        result = cast(int, _compiled(source)(env))
+        result = cast(int, _compiled(source)(env, final_answer))
     return result, printed.getvalue(), env.queries

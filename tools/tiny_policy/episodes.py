@@ -61,7 +61,7 @@ def play(
     temperature: float,
     generator: torch.Generator | None = None,
 ) -> list[Episode]:
-    """Play every task once, all in step, and grade the final states."""
+    """Play every task once, all in step, and grade the final states of those that say they are done."""
     limits = Limits(frozenset({player.prompts.turn_end_id}), temperature=temperature)
     episodes = [_open(player, task) for task in tasks]
     for turn in range(MAX_TURNS):
@@ -73,7 +73,7 @@ def play(
             episode.write(written)
             _step(player, episode, written, last=turn + 1 == MAX_TURNS)
     for episode in episodes:
-        episode.solved = solved(episode.instance)
+        episode.solved = episode.stop_reason == "done" and solved(episode.instance)
         episode.instance.close()
     return episodes
 

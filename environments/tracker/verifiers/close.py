@@ -3,6 +3,8 @@ def validate_task(env, final_answer=None) -> int:
     """Passes when the issue that was asked for is closed and nothing else changed."""
     errors, successes = [], []
     env.instance.load()
+    if final_answer is None:
+        errors.append("[X] the agent never said that it was done")
     seed, current = env.db("seed"), env.db("current")
     facts = {row["name"]: row["value"] for row in seed.table("task_facts").all()}
     target = int(facts["issue_id"])
