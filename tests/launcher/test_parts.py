@@ -1,8 +1,10 @@
 """The smaller parts: logs, GPUs, orphans, the ledger, what is shown and what is reported."""
 
 import asyncio
+import contextlib
 import io
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -187,7 +189,25 @@ async def test_a_failed_preparation_shows_what_it_said(tmp_path: Path) -> None:
     table = {"creates": str(tmp_path / "x"), "command": ["python", "-c", "exit('no luck')"]}
     console = Console(file=io.StringIO())
     with pytest.raises(PrepareError, match="no luck"):
-        await run_all({"prepare": [table]}, console, Interrupts())
+        await run_all({"prepare": [table]}, console, Interrupts(), refresh=True)
     table["command"] = ["true"]
     with pytest.raises(PrepareError, match="did not create"):
-        await run_all({"prepare": [table]}, console, Interrupts())
+        await run_all({"prepare": [table]}, console, Interrupts(), refresh=True)
+
+
+async def test_a_preparation_runs_again_when_what_it_needs_is_newer(tmp_path: Path) -> None:
+    source, made = tmp_path / "source.txt", tmp_path / "made.txt"
+    program = f"open({str(made)!r}, 'a').write('x')"
+    table = {"creates": str(made), "command": ["python", "-c", program], "needs": ["*.txt"]}
+    console = Console(file=io.StringIO())
+    source.write_text("1")
+    with contextlib.chdir(tmp_path):
+        await run_all({"prepare": [table]}, console, Interrupts(), refresh=True)
+        await run_all({"prepare": [table]}, console, Interrupts(), refresh=True)
+        assert made.read_text() == "x"
+        later = made.stat().st_mtime + 10
+        os.utime(source, (later, later))
+        await run_all({"prepare": [table]}, console, Interrupts(), refresh=False)
+        assert made.read_text() == "x", "a run that goes on keeps what it began with"
+        await run_all({"prepare": [table]}, console, Interrupts(), refresh=True)
+        assert made.read_text() == "xx"

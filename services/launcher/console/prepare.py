@@ -1,4 +1,4 @@
-"""Runs the `[[prepare]]` commands of a spec whose results are not there yet."""
+"""Runs the `[[prepare]]` commands of a spec whose results are missing or out of date."""
 
 import asyncio
 import os
@@ -22,14 +22,21 @@ class PrepareError(Exception):
 
 
 class Prepare(Model):
-    """One `[[prepare]]` table: run `command` when `creates` is missing."""
+    """One `[[prepare]]` table: run `command` when `creates` is missing, or older than a file that
+    matches a pattern of `needs`."""
 
     creates: str
     command: tuple[str, ...]
     message: str = ""
+    needs: tuple[str, ...] = ()
 
     def done(self) -> bool:
         return Path(self.creates).exists()
+
+    def outdated(self) -> bool:
+        made = Path(self.creates).stat().st_mtime
+        used = (path for pattern in self.needs for path in Path().glob(pattern))
+        return any(path.stat().st_mtime > made for path in used)
 
 
 def parse_all(spec: dict[str, Any]) -> list[Prepare]:
@@ -44,10 +51,13 @@ def parse_all(spec: dict[str, Any]) -> list[Prepare]:
     return found
 
 
-async def run_all(spec: dict[str, Any], console: Console, interrupts: Interrupts) -> None:
-    """Make what is missing, in order. Raises PrepareError, InterruptedByUserError."""
+async def run_all(
+    spec: dict[str, Any], console: Console, interrupts: Interrupts, *, refresh: bool
+) -> None:
+    """Make what is missing and, with `refresh`, what is out of date. A run that goes on keeps what
+    it began with. Raises PrepareError, InterruptedByUserError."""
     for prepare in parse_all(spec):
-        if prepare.done():
+        if prepare.done() and not (refresh and prepare.outdated()):
             continue
         message = prepare.message or f"Making {prepare.creates}"
         if console.is_terminal:
@@ -81,3 +91,5 @@ async def _run(prepare: Prepare) -> None:
         raise PrepareError(f"`{command}` exited with code {process.returncode}:\n{tail}")
     if not prepare.done():
         raise PrepareError(f"`{command}` did not create {prepare.creates}")
+    # The command may have found nothing to do.
+    os.utime(prepare.creates)

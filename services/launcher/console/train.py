@@ -108,7 +108,8 @@ async def _carry_out(request: Request, runs: Path, console: Console) -> int:
     interrupts = Interrupts()
     with interrupts.caught():
         try:
-            await prepare.run_all(request.spec, console, interrupts)
+            fresh = not request.wish.resume
+            await prepare.run_all(request.spec, console, interrupts, refresh=fresh)
         except InterruptedByUserError:
             console.print("Interrupted before the run began; the same command starts over.")
             return INTERRUPTED

