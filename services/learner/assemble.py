@@ -25,7 +25,8 @@ from services.learner.journal_rows import next_sequence_number, unfinished_group
 from services.learner.journal_writer import JournalError
 from services.learner.leases import LeaseBook
 from services.learner.lineage import Lineage
-from services.learner.loop import Loop, Parts
+from services.learner.loop import Loop
+from services.learner.parts import Parts
 from services.learner.policy_service import PolicyService
 from services.learner.ports import Ranks, Snapshots, Tracker
 from services.learner.service import GroupService

@@ -5,7 +5,7 @@ lease book's slots.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -116,6 +116,19 @@ class Batcher:
         if len(filtered) == len(taken):
             filtered = []
         return Batch(tuple(g for g in taken if g not in filtered), tuple(filtered))
+
+
+def record_of(trajectory: Trajectory, dropped: str = "") -> Record:
+    """A try as it is kept in memory."""
+    versions = [policy.version for policy in trajectory.policies]
+    return Record(
+        trajectory=replace(trajectory, sequences=()),
+        policy_tokens=trajectory.policy_tokens,
+        total_tokens=sum(len(s.token_ids) for s in trajectory.sequences),
+        oldest_version=min(versions, default=None),
+        newest_version=max(versions, default=None),
+        dropped=dropped,
+    )
 
 
 def train_batch(step: int, attempts: Iterable[Trajectory]) -> TrainBatch:

@@ -7,15 +7,21 @@ next start finds in the journal.
 """
 
 import asyncio
-import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 from uuid import uuid4
 
 from services.learner import trajectory as trajectories
-from services.learner.batcher import Batch, Batcher, ReadyGroup, Record
+from services.learner.batcher import Batch, Batcher, ReadyGroup, Record, record_of
+from services.learner.dispatch_types import (
+    DrainingError,
+    LeaseRequest,
+    Receipt,
+    UnknownPolicyError,
+    attempt_seed,
+    now,
+)
 from services.learner.group_types import Ended, GroupSpec, Lease, LeaseLostError, Purpose
 from services.learner.journal import ContentConflictError, Journal
 from services.learner.journal_schema import StoredGroup
@@ -28,33 +34,6 @@ from services.learner.types import AttemptKey, PolicyId
 T = TypeVar("T")
 
 _REMEMBERED_REQUESTS = 4096
-
-
-class UnknownPolicyError(ValueError):
-    """A trajectory names a policy that was never published."""
-
-
-class DrainingError(Exception):
-    """No more work is given out."""
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseRequest:
-    """One poll of a worker."""
-
-    request_id: str
-    worker_id: str
-    incarnation: str
-    holding: PolicyId | None
-    free_attempts: int
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """What a worker is told about a submission."""
-
-    repeated: bool
-    group_complete: bool
 
 
 class Dispatcher:
@@ -110,7 +89,9 @@ class Dispatcher:
 
     def seeds(self, lease: Lease) -> list[int]:
         """Of the lease's attempts: a function of the run's seed, the attempt and its try."""
-        return [_seed(self._seed, lease.group.group_id, *attempt) for attempt in lease.attempts]
+        return [
+            attempt_seed(self._seed, lease.group.group_id, *attempt) for attempt in lease.attempts
+        ]
 
     async def release(self, worker_id: str, lease_ids: Iterable[str]) -> None:
         self.book.release(worker_id, lease_ids)
@@ -145,24 +126,13 @@ class Dispatcher:
         return await self._finish(self._store(spec, trajectory))
 
     async def _store(self, spec: GroupSpec, trajectory: Trajectory) -> Receipt:
-        record = self._record(spec, trajectory)
+        record = record_of(trajectory, self._unusable(spec, trajectory.policies))
         new = await self._journal.receive(trajectory, record.dropped)
         ended = self._take(spec, record) if new else None
         if ended:
             await self._settle([ended])
         complete = self.book.holder(trajectory.lease_id) is None
         return Receipt(repeated=not new, group_complete=complete)
-
-    def _record(self, spec: GroupSpec, trajectory: Trajectory) -> Record:
-        versions = [policy.version for policy in trajectory.policies]
-        return Record(
-            trajectory=replace(trajectory, sequences=()),
-            policy_tokens=trajectory.policy_tokens,
-            total_tokens=sum(len(s.token_ids) for s in trajectory.sequences),
-            oldest_version=min(versions, default=None),
-            newest_version=max(versions, default=None),
-            dropped=self._unusable(spec, trajectory.policies),
-        )
 
     def _unusable(self, spec: GroupSpec, policies: Sequence[PolicyId]) -> str:
         if any(self.lineage.standing(p) is not Standing.SURVIVING for p in policies):
@@ -215,7 +185,10 @@ class Dispatcher:
             self.book.requeue(spec)
             return
         self.book.restore(spec, now())
-        ended = [self._take(spec, self._record(spec, t)) for t in stored.trajectories]
+        ended = [
+            self._take(spec, record_of(t, self._unusable(spec, t.policies)))
+            for t in stored.trajectories
+        ]
         if stored.lease:
             lease_id, worker_id, incarnation, request_id = stored.lease
             self.book.restore_lease(lease_id, spec.group_id, (worker_id, incarnation), now())
@@ -308,9 +281,7 @@ class Dispatcher:
         if spec.requeues >= self._max_requeues:
             self.tally.quarantined.append(spec.task.key)
             return None
-        stem = spec.group_id.rsplit("r", 1)[0]
-        requeues = spec.requeues + 1
-        return replace(spec, group_id=f"{stem}r{requeues}", requeues=requeues)
+        return spec.requeued()
 
     def _forget(self, group_ids: Iterable[str]) -> None:
         ids = list(group_ids)
@@ -328,16 +299,6 @@ class Dispatcher:
     async def _finish(self, work: Coroutine[Any, Any, T]) -> T:
         """Do `work` to its end even when the caller goes away."""
         return await asyncio.shield(self._start(work))
-
-
-def now() -> float:
-    """Monotonic seconds; every time in the lease book is on this clock."""
-    return asyncio.get_running_loop().time()
-
-
-def _seed(seed: int, group_id: str, attempt_index: int, attempt_try: int) -> int:
-    text = f"{seed}/{group_id}/{attempt_index}/{attempt_try}"
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1
 
 
 def _ignore(group: ReadyGroup) -> None:

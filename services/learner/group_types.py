@@ -1,6 +1,6 @@
 """Groups and leases as values."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from services.learner.curriculum import Task
@@ -34,6 +34,12 @@ class GroupSpec:
     eval_id: str = ""
     # Set for EVAL: sample from exactly this policy.
     exact_policy: PolicyId | None = None
+
+    def requeued(self) -> "GroupSpec":
+        """A new group for the same task."""
+        stem = self.group_id.rsplit("r", 1)[0]
+        requeues = self.requeues + 1
+        return replace(self, group_id=f"{stem}r{requeues}", requeues=requeues)
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ class LeaseBook:
                 f" has {group.spec.size} attempts of at most {self.rules.max_tries} tries"
             )
         attempt = group.attempts[key.attempt_index]
-        if attempt.ended and attempt.graded != key and key.attempt_try >= attempt.next_try:
+        if attempt.ended and key.attempt_try >= attempt.next_try:
             raise ValueError(f"attempt {key.attempt_index} has ended: it takes no other try")
         group.expires = now + self.rules.ttl_s
         return group.spec
@@ -160,8 +160,8 @@ class LeaseBook:
     def drop(self, group_ids: Collection[str], reason: str) -> list[Ended]:
         """End groups that are not complete, whatever they have."""
         self._eval_waiting = deque(g for g in self._eval_waiting if g.group_id not in group_ids)
-        open_groups = [self._groups[i] for i in group_ids if i in self._groups]
-        return [self._end(group, reason) for group in open_groups if not group.complete]
+        known = [self._groups[i] for i in group_ids if i in self._groups]
+        return [self._end(group, reason) for group in known if not group.complete]
 
     def drop_stale(self, oldest_allowed: int) -> list[Ended]:
         """End the open TRAIN groups that hold an attempt older than a version."""
@@ -275,8 +275,7 @@ class LeaseBook:
         return self._groups[group_id] if group_id is not None else None
 
     def _lose(self, lease_id: str) -> None:
-        group = self._leased(lease_id)
-        if group:
+        if group := self._leased(lease_id):
             self._end_lease(group)
             self._lost.append(group.spec.group_id)
 

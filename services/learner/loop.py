@@ -10,26 +10,21 @@ publication waits for them, so that they see one policy only.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
 from services.common.log import bind, get_logger
-from services.common.watchdog import Watchdog
-from services.learner import metrics as formulas
 from services.learner.batcher import Batch, train_batch
-from services.learner.broadcast import Announcement, Broadcast
-from services.learner.checkpoint import Checkpoints
-from services.learner.clock import RunClock, Stopwatch
-from services.learner.config import EvalMoment, LearnerConfig
-from services.learner.dispatch import Dispatcher
-from services.learner.evaluation import EvalSet, Evaluation, eval_metrics
-from services.learner.journal import Journal
+from services.learner.broadcast import Announcement
+from services.learner.clock import Stopwatch
+from services.learner.config import EvalMoment
+from services.learner.evaluation import Evaluation, eval_metrics
 from services.learner.journal_rows import accounts
 from services.learner.journal_schema import Plan
-from services.learner.ports import Ranks, Snapshots, Tracker
-from services.learner.status import Phase, Status
+from services.learner.parts import Parts
+from services.learner.status import Phase
+from services.learner.step_metrics import step_metrics, step_times
 from services.learner.summary import write_summary
 from services.learner.types import ModelInfo, PolicyId, StepResult
 
@@ -39,28 +34,6 @@ _log = get_logger(__name__)
 
 class ReplayError(Exception):
     """What is needed to replay a run is gone; the message says what."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What a run is made of."""
-
-    config: LearnerConfig
-    seed: int
-    run_dir: Path
-    ranks: Ranks
-    journal: Journal
-    dispatcher: Dispatcher
-    broadcast: Broadcast
-    # None when every worker shares memory with the learner.
-    snapshots: Snapshots | None
-    checkpoints: Checkpoints
-    eval_sets: Sequence[EvalSet]
-    tracker: Tracker
-    status: Status
-    clock: RunClock
-    watchdog: Watchdog
-    drain: asyncio.Event
 
 
 class Loop:
@@ -185,8 +158,8 @@ class Loop:
         await parts.journal.set_meta({"seconds": parts.clock.seconds})
         for group in batch.all_groups:
             parts.dispatcher.tally.trained(group)
-        times = _step_times(batch, stages, whole, sync)
-        logged = _step_metrics(batch, base, times, parts.dispatcher)
+        times = step_times(batch, stages, whole, sync)
+        logged = step_metrics(batch, base, times, parts.dispatcher)
         logged.update(result.metrics)
         logged["policy/skipped"] = float(result.skipped)
         first = parts.clock.to_first_step
@@ -309,35 +282,3 @@ class Loop:
             for waiter in (task, drained):
                 waiter.cancel()
             await asyncio.gather(task, drained, return_exceptions=True)
-
-
-def _step_times(
-    batch: Batch, stages: dict[str, float], whole: float, sync: float | None
-) -> formulas.StepTimes:
-    groups = batch.all_groups
-    rollout = max(g.ended_at for g in groups) - min(g.leased_at for g in groups)
-    return formulas.StepTimes(
-        rollout_wait=stages.get("rollout_wait", 0.0),
-        rollout=rollout,
-        train=stages.get("train", 0.0),
-        publish=stages.get("publish", 0.0),
-        sync=sync,
-        eval_wait=stages.get("eval_wait", 0.0),
-        checkpoint=stages.get("checkpoint", 0.0),
-        step=whole,
-    )
-
-
-def _step_metrics(
-    batch: Batch, version: int, times: formulas.StepTimes, dispatcher: Dispatcher
-) -> dict[str, float]:
-    counters = dispatcher.tally.take()
-    groups = batch.all_groups
-    return {
-        **formulas.reward_metrics(groups),
-        **formulas.environment_metrics(groups, counters.tries, counters.no_grade),
-        **formulas.staleness_metrics(batch, version, dispatcher.tally),
-        **formulas.failure_metrics(counters),
-        **formulas.timing_metrics(times),
-        **formulas.throughput_metrics(batch, counters, times),
-    }

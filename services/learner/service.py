@@ -11,8 +11,8 @@ from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import group_service_pb2_grpc
 from services.common.errors import ServiceError
 from services.learner import codec, codec_out
-from services.learner.dispatch import (
-    Dispatcher,
+from services.learner.dispatch import Dispatcher
+from services.learner.dispatch_types import (
     DrainingError,
     LeaseRequest,
     UnknownPolicyError,

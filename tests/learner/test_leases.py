@@ -288,7 +288,7 @@ def test_slots_never_leak_and_nothing_stale_is_trained(seed: int, max_staleness:
         run.event()
         assert run.book.held() <= run.rules.train_slots
         assert run.book.leased_groups <= run.book.held()
-    assert run.version > 20
+    assert run.version > 5
     assert max(run.trained.values()) == 1
     # Everybody leaves: the deadline gives every slot back that is not waiting for a step.
     run.now += 1000.0

@@ -1,0 +1,39 @@
+"""What a run is made of."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.common.watchdog import Watchdog
+from services.learner.broadcast import Broadcast
+from services.learner.checkpoint import Checkpoints
+from services.learner.clock import RunClock
+from services.learner.config import LearnerConfig
+from services.learner.dispatch import Dispatcher
+from services.learner.evaluation import EvalSet
+from services.learner.journal import Journal
+from services.learner.ports import Ranks, Snapshots, Tracker
+from services.learner.status import Status
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a run is made of."""
+
+    config: LearnerConfig
+    seed: int
+    run_dir: Path
+    ranks: Ranks
+    journal: Journal
+    dispatcher: Dispatcher
+    broadcast: Broadcast
+    # None when every worker shares memory with the learner.
+    snapshots: Snapshots | None
+    checkpoints: Checkpoints
+    eval_sets: Sequence[EvalSet]
+    tracker: Tracker
+    status: Status
+    clock: RunClock
+    watchdog: Watchdog
+    drain: asyncio.Event

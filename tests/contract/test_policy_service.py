@@ -1,0 +1,92 @@
+"""PolicyService against a real client over a socket."""
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from flotilla.learner.v1 import policy_service_pb2 as pb
+from services.common import rpc
+from services.common.host import host_digest
+from tests.learner.support import TOKENIZER, FakeWorker, learner, make_config
+
+
+def attach_request(worker: FakeWorker, **changes: object) -> pb.AttachRequest:
+    request = pb.AttachRequest(
+        worker_id=worker.worker_id,
+        incarnation=worker.incarnation,
+        device_count=1,
+        transports=[pb.TRANSPORT_SHM],
+        host_digest=host_digest(),
+        tokenizer_digest=TOKENIZER,
+    )
+    for name, value in changes.items():
+        setattr(request, name, value)
+    return request
+
+
+def report(worker: FakeWorker, update: pb.Update, *, logprob: float) -> pb.ReportPolicyRequest:
+    canary = np.full(len(update.canary_token_ids) // 4 - 1, logprob, dtype="<f4")
+    return pb.ReportPolicyRequest(
+        worker_id=worker.worker_id,
+        policy=update.policy,
+        canary_logprobs=canary.tobytes(),
+        outcome=pb.UPDATE_OUTCOME_APPLIED,
+    )
+
+
+async def refusal_of(call: object) -> str:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call  # pyright: ignore[reportGeneralTypeIssues]
+    error = rpc.service_error(caught.value)
+    assert error is not None
+    return error.reason
+
+
+def _size(path: str) -> int:
+    return Path(path).stat().st_size
+
+
+async def test_a_worker_that_attaches_is_told_of_the_newest_policy(tmp_path: Path) -> None:
+    async with learner(tmp_path, make_config(tmp_path)) as running:
+        worker = FakeWorker(running.address)
+        stream = worker.policies.Attach(attach_request(worker))
+        response = await asyncio.wait_for(anext(aiter(stream)), 10)
+        assert response.update.policy.version == 0
+        assert response.update.transport == pb.TRANSPORT_SHM
+        assert _size(response.update.location) == response.update.manifest.total_bytes
+        stream.cancel()
+        await worker.channel.close()
+
+
+async def test_a_canary_that_differs_is_refused_and_the_policy_sent_again(tmp_path: Path) -> None:
+    async with learner(tmp_path, make_config(tmp_path)) as running:
+        worker = FakeWorker(running.address)
+        stream = aiter(call := worker.policies.Attach(attach_request(worker)))
+        first = (await asyncio.wait_for(anext(stream), 10)).update
+        refused = await worker.policies.ReportPolicy(report(worker, first, logprob=-1.01))
+        assert not refused.accepted
+        again = (await asyncio.wait_for(anext(stream), 10)).update
+        assert again.policy == first.policy
+        accepted = await worker.policies.ReportPolicy(report(worker, again, logprob=-1.0005))
+        assert accepted.accepted
+        call.cancel()
+        await worker.channel.close()
+
+
+async def test_strangers_are_refused_with_the_contracts_reasons(tmp_path: Path) -> None:
+    async with learner(tmp_path, make_config(tmp_path)) as running:
+        worker = FakeWorker(running.address)
+        other = attach_request(worker, tokenizer_digest=b"x" * 32)
+        assert await refusal_of(anext(aiter(worker.policies.Attach(other)))) == "TOKENIZER_MISMATCH"
+        remote = attach_request(worker, host_digest=b"elsewhere")
+        assert await refusal_of(anext(aiter(worker.policies.Attach(remote)))) == (
+            "NO_COMMON_TRANSPORT"
+        )
+        unknown = pb.ReportPolicyRequest(worker_id="nobody", outcome=pb.UPDATE_OUTCOME_APPLIED)
+        assert await refusal_of(worker.policies.ReportPolicy(unknown)) == "UNKNOWN_WORKER"
+        worker.run_epoch = 77
+        assert await refusal_of(worker.policies.ReportPolicy(unknown)) == "STALE_EPOCH"
+        await worker.channel.close()
