@@ -61,7 +61,7 @@ def play(
     temperature: float,
     generator: torch.Generator | None = None,
 ) -> list[Episode]:
-    """Play every task once, all in step, and grade the final states of those that say they are done."""
+    """Play every task once, all in step. Solved is who says so and has the right final state."""
     limits = Limits(frozenset({player.prompts.turn_end_id}), temperature=temperature)
     episodes = [_open(player, task) for task in tasks]
     for turn in range(MAX_TURNS):

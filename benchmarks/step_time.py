@@ -1,0 +1,81 @@
+"""Where the time of a training step goes: `python -m benchmarks.step_time [--steps 12]`.
+
+Trains the demo for a few steps, without evaluations, and takes medians over its steps but the
+first two (warm-up). The last line is one JSON object:
+
+- `seconds_to_first_step`: from the start of the learner to the end of its first optimizer step.
+- `step_seconds`, `rollout_seconds`, `train_seconds`, `sync_seconds`: medians. `rollout` is the time
+  from the first lease of a step's groups to their last trajectory, `train` the optimizer step, and
+  `sync` the time from publication until every engine serves it.
+- `share_*`: of a step's wall time: waiting for rollout, training, publishing and waiting for
+  engines, and the rest.
+- `overlap_ratio`: step / max(rollout, train). 1 means that the shorter of the two is hidden whole.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+WARM_UP_STEPS = 2
+
+
+def train(steps: int, runs: Path) -> Path:
+    """Run the demo without evaluations and return the run's folder."""
+    command = [
+        *(sys.executable, "-m", "services.launcher.cli"),
+        *("train", "deploy/runs/local.toml", "--runs", str(runs)),
+        *(f"--learner.steps={steps}", "--learner.eval.sets=[]", "--learner.eval.every=0"),
+    ]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=sys.stderr)
+    return next(path for path in runs.iterdir() if (path / "metrics.jsonl").exists())
+
+
+def measure(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """The figures, from the metrics of every step."""
+    timed = [row for row in rows if "timing/step" in row]
+    steady = timed[WARM_UP_STEPS:]
+
+    def median(name: str) -> float:
+        return statistics.median(row[name] for row in steady if name in row)
+
+    step, rollout, train = (median(f"timing/{name}") for name in ("step", "rollout", "train"))
+    shares = {
+        "rollout": median("timing/rollout_wait") / step,
+        "train": train / step,
+        "sync": median("timing/publish") / step,
+    }
+    return {
+        "steps": len(timed),
+        "seconds_to_first_step": timed[0]["timing/to_first_step"],
+        "step_seconds": step,
+        "rollout_seconds": rollout,
+        "train_seconds": train,
+        "sync_seconds": median("timing/sync"),
+        **{f"share_{name}": value for name, value in shares.items()},
+        "share_idle": max(0.0, 1 - sum(shares.values())),
+        "overlap_ratio": step / max(rollout, train),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Where the time of a training step goes.")
+    parser.add_argument("--steps", type=int, default=12, help="optimizer steps to train")
+    given = parser.parse_args()
+    if given.steps <= WARM_UP_STEPS:
+        parser.error(f"--steps must be above {WARM_UP_STEPS}")
+    with tempfile.TemporaryDirectory() as folder:
+        run = train(given.steps, Path(folder))
+        lines = (run / "metrics.jsonl").read_text().splitlines()
+    figures = measure([json.loads(line) for line in lines])
+    print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
+
+
+if __name__ == "__main__":
+    main()
