@@ -106,6 +106,36 @@ def logs(
 
 
 @app.command()
+def show(
+    run: Annotated[str, typer.Argument(help="Id of a run, or `newest`.")],
+    step: Annotated[
+        int | None, typer.Option("--step", help="Attempts that this step trained on.")
+    ] = None,
+    env: Annotated[str | None, typer.Option("--env", help="Attempts in this environment.")] = None,
+    group: Annotated[str | None, typer.Option("--group", help="Attempts of this group.")] = None,
+    passed: Annotated[
+        bool | None,
+        typer.Option("--passed/--failed", help="Rewards of at least 1; or everything else."),
+    ] = None,
+    count: Annotated[int, typer.Option("-n", min=1, help="At most so many attempts.")] = 3,
+    policy: Annotated[
+        str | None,
+        typer.Option("--policy", help="Model folder with the tokenizer; the run's own if absent."),
+    ] = None,
+    runs: Runs = RUNS,
+) -> None:
+    """Show what the agent did: prompt, turns, observations, reward and checks.
+
+    Attempts whose text is kept come first, the newest before older ones. Checkpoints drop the
+    text of attempts that are trained, but for the first group of each step.
+    """
+    from services.launcher.console import show as command
+
+    chosen = command.Filter(step, env, group, passed, count)
+    _exit(command.show(run, runs, chosen, policy))
+
+
+@app.command()
 def scale(
     run: Annotated[str, typer.Argument(help="Id of a run, or `newest`.")],
     wishes: Annotated[list[str], typer.Argument(metavar="SERVICE=N...", help="As in rollout=2.")],

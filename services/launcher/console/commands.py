@@ -38,24 +38,24 @@ def status(run_id: str | None, runs: Path) -> int:
         if run_id is None:
             console.print(_all_runs(_ledger(runs)))
         else:
-            _print_run(_find(run_id, runs), runs, console)
+            _print_run(find(run_id, runs), runs, console)
     except NoRunError as error:
-        return _fail(str(error))
+        return fail(str(error))
     return _OK
 
 
 def logs(run_id: str, service: str, runs: Path, *, follow: bool, lines: int) -> int:
     """Log lines, from the launcher when following a live run, else from the files."""
     try:
-        run_id = _find(run_id, runs).run.run_id
+        run_id = find(run_id, runs).run.run_id
     except NoRunError as error:
-        return _fail(str(error))
+        return fail(str(error))
     if follow and address_file.read(runs) is not None:
         return _run(_follow_logs(run_id, service, runs, lines))
     console = Console()
     found = sources(runs / run_id, service)
     if not found:
-        return _fail(f"run {run_id} has no logs of {service or 'any service'}")
+        return fail(f"run {run_id} has no logs of {service or 'any service'}")
     for path in found.values():
         for line in read(path, tail_position(path, lines), limit=path.stat().st_size + 1):
             _print_line(console, line.source, line.text)
@@ -68,7 +68,7 @@ def scale(run_id: str, wishes: list[str], runs: Path) -> int:
     for wish in wishes:
         service, equals, count = wish.partition("=")
         if not equals or not count.isdecimal():
-            return _fail(f"{wish!r}: write SERVICE=N, as in rollout=2")
+            return fail(f"{wish!r}: write SERVICE=N, as in rollout=2")
         parsed.append((service, int(count)))
 
     async def work(connection: Connection, found: str) -> None:
@@ -95,7 +95,7 @@ def stop(run_id: str, grace_s: float, runs: Path) -> int:
 def _on_run(run_id: str, runs: Path, work: Any, *, start: bool) -> int:
     async def call() -> int:
         interrupts = Interrupts()
-        found = _find(run_id, runs).run.run_id
+        found = find(run_id, runs).run.run_id
         with interrupts.caught():
             async with connected(runs, interrupts, start=start) as connection:
                 await interrupts.unless(work(connection, found))
@@ -108,12 +108,12 @@ def _run(work: Coroutine[Any, Any, int]) -> int:
     try:
         return asyncio.run(work)
     except (NoRunError, LauncherError) as error:
-        return _fail(str(error))
+        return fail(str(error))
     except InterruptedByUserError:
         return _INTERRUPTED
     except grpc.aio.AioRpcError as error:
         known = rpc.service_error(error)
-        return _fail(known.message if known else f"{error.code().name}: {error.details()}")
+        return fail(known.message if known else f"{error.code().name}: {error.details()}")
 
 
 async def _follow_logs(run_id: str, service: str, runs: Path, lines: int) -> int:
@@ -145,7 +145,8 @@ async def _stream_logs(
             return
 
 
-def _fail(message: str) -> int:
+def fail(message: str) -> int:
+    """Say what is wrong; returns the exit code."""
     Console().print(f"error: {message}", markup=False, highlight=False, soft_wrap=True)
     return _FAILED
 
@@ -164,7 +165,8 @@ def _ledger(runs: Path) -> list[StoredRun]:
     return found
 
 
-def _find(run_id: str, runs: Path) -> StoredRun:
+def find(run_id: str, runs: Path) -> StoredRun:
+    """A run by its id, or the `newest`. Raises NoRunError."""
     ledger = _ledger(runs)
     for stored in ledger:
         if run_id in ("newest", stored.run.run_id):

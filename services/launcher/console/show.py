@@ -1,0 +1,88 @@
+"""`flotilla show`: what the agent did, turn by turn."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from services.launcher.adapters.tokens import Decode, NoTokenizerError, decoder
+from services.launcher.console.commands import NoRunError, fail, find
+from services.launcher.console.show_text import draw
+
+_OK = 0
+_JOURNAL = "journal.sqlite"
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which attempts to show; None takes all."""
+
+    step: int | None = None
+    env: str | None = None
+    group: str | None = None
+    passed: bool | None = None
+    count: int = 3
+
+    def arguments(self) -> list[str]:
+        """As arguments of the learner's program that reads journals."""
+        arguments = ["-n", str(self.count)]
+        for name, value in (("--step", self.step), ("--env", self.env), ("--group", self.group)):
+            arguments += [] if value is None else [f"{name}={value}"]
+        if self.passed is not None:
+            arguments.append("--passed" if self.passed else "--failed")
+        return arguments
+
+
+def show(run_id: str, runs: Path, chosen: Filter, policy: str | None) -> int:
+    """Print decoded attempts of a run from the learner's journal.
+
+    `policy` is the model folder or hub id with the tokenizer; None takes the run's own.
+    """
+    try:
+        run_dir = _run_dir(run_id, runs)
+    except NoRunError as error:
+        return fail(str(error))
+    # The journal is the learner's: its own program reads it, in a process of its own.
+    command = [sys.executable, "-m", "services.learner.inspect", str(run_dir / _JOURNAL)]
+    read = subprocess.run([*command, *chosen.arguments()], capture_output=True, text=True)
+    if read.returncode != 0:
+        return fail(read.stderr.strip())
+    lines = [json.loads(line) for line in read.stdout.splitlines()]
+    *attempts, last = lines
+    try:
+        decode = _decoder(run_dir, policy)
+    except NoTokenizerError as error:
+        return fail(f"{error}; name a model folder that has it with --policy")
+    _print(attempts, last["matched"], decode)
+    return _OK
+
+
+def _run_dir(run_id: str, runs: Path) -> Path:
+    """Of a run in the launcher's ledger, or of one that was started without a launcher."""
+    if run_id != "newest" and (runs / run_id / _JOURNAL).exists():
+        return runs / run_id
+    return runs / find(run_id, runs).run.run_id
+
+
+def _decoder(run_dir: Path, policy: str | None) -> Decode:
+    if policy is not None:
+        return decoder(policy)
+    path = run_dir / "spec.json"
+    if not path.exists():
+        raise NoTokenizerError(f"{path} does not exist, so the run's policy is not known")
+    own = json.loads(path.read_text())["policy"]
+    return decoder(own["model"], own.get("revision"))
+
+
+def _print(attempts: Sequence[dict[str, Any]], matched: int, decode: Decode) -> None:
+    console = Console()
+    for attempt in attempts:
+        console.print(draw(attempt, decode), soft_wrap=True)
+    text = f"{len(attempts)} of {matched} attempts"
+    text += "; -n shows more" if len(attempts) < matched else ""
+    console.print(text, style="dim", highlight=False)

@@ -1,0 +1,106 @@
+"""One attempt as text: a head, its turns, and what the verifier said. Pure."""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from rich.text import Text
+
+Decode = Callable[[Sequence[int]], str]
+Attempt = dict[str, Any]
+
+_MARGIN = 13
+_STYLES = {"prompt": "dim", "policy": "cyan", "environment": "yellow"}
+
+
+def draw(attempt: Attempt, decode: Decode) -> Text:
+    """The whole attempt, with an empty line behind it."""
+    text = Text()
+    verdict, style = _verdict(attempt)
+    text.append(f"{verdict}  ", style=f"bold {style}")
+    text.append(f"{_name(attempt)}\n", style="bold")
+    for label, value in _facts(attempt):
+        _field(text, label, value, "")
+    if not attempt["tokens_kept"]:
+        _field(text, "tokens", "pruned with a checkpoint; each step's first group is kept", "dim")
+    for number, sequence in enumerate(attempt["sequences"]):
+        if len(attempt["sequences"]) > 1:
+            _field(text, "sequence", str(number), "bold")
+        _turns(text, sequence, attempt["turns"], decode)
+    for check in attempt["checks_passed"]:
+        _field(text, "passed", check, "green")
+    for check in attempt["checks_failed"]:
+        _field(text, "failed", check, "red")
+    return text
+
+
+def _verdict(attempt: Attempt) -> tuple[str, str]:
+    reward = attempt["reward"]
+    if reward is None:
+        return "NO REWARD", "magenta"
+    return ("PASS", "green") if reward >= 1.0 else ("FAIL", "red")
+
+
+def _name(attempt: Attempt) -> str:
+    where = attempt["eval_id"] or ("no step yet" if attempt["step"] is None else "")
+    where = where or f"step {attempt['step']}"
+    tries = f", try {attempt['try']}" if attempt["try"] else ""
+    index = attempt["attempt_index"]
+    return f"{where}  {attempt['group_id']} attempt {index}{tries}  {attempt['task_key']}"
+
+
+def _facts(attempt: Attempt) -> Iterator[tuple[str, str]]:
+    counts = attempt["counts"]
+    yield "task", attempt["task_prompt"]
+    reward = "not known" if attempt["reward"] is None else f"{attempt['reward']:g}"
+    partial = attempt["partial_reward"]
+    ended = [f"reward {reward}", *([] if partial is None else [f"partial {partial:g}"])]
+    ended.append(f"stop reason {attempt['failure'] or attempt['stop_reason']}")
+    yield "outcome", ", ".join(ended)
+    unusual = [attempt["no_grade"], attempt["detail"], attempt["dropped"]]
+    for label, value in zip(("no grade", "detail", "not trained"), unusual, strict=True):
+        if value:
+            yield label, value
+    if attempt["sequences"]:
+        yield "policy", _policies(attempt)
+    counted = [f"{counts['turns']} turns", f"{counts['tool_calls']} calls"]
+    counted += [f"{count} {name}" for name, count in counts["tool_errors"].items()]
+    counted += [f"{counts[key]} {key}" for key in ("parse_errors", "repeats") if counts[key]]
+    times = f"open {counts['open_s']:.2f} s, grade {counts['grade_s']:.2f} s"
+    yield "episode", f"{', '.join(counted)}; {times}; worker {attempt['worker_id']}"
+
+
+def _policies(attempt: Attempt) -> str:
+    spans = [span for sequence in attempt["sequences"] for span in sequence if "policy" in span]
+    versions = dict.fromkeys(span["policy"] for span in spans)
+    temperatures = dict.fromkeys(f"{span['temperature']:g}" for span in spans)
+    return f"{', '.join(versions)} (run epoch:version), temperature {', '.join(temperatures)}"
+
+
+def _turns(text: Text, sequence: Sequence[Any], timings: Sequence[Any], decode: Decode) -> None:
+    turn = 0
+    for author, spans in groupby(sequence, key=lambda span: span["author"]):
+        parts = list(spans)
+        ids = [token for part in parts for token in part["token_ids"]]
+        label = "observation" if author == "environment" else str(author)
+        if author == "policy":
+            turn += 1
+            _field(text, f"turn {turn}", _turn_facts(parts, timings[turn - 1 : turn]), "dim")
+        _field(text, label, decode(ids).strip("\n"), _STYLES[author])
+
+
+def _turn_facts(parts: Sequence[Any], timing: Sequence[Any]) -> str:
+    count = sum(len(part["token_ids"]) for part in parts)
+    total = sum(part["mean_logprob"] * len(part["token_ids"]) for part in parts)
+    facts = [f"policy {'+'.join(part['policy'] for part in parts)}", f"{count} tokens"]
+    facts.append(f"mean logprob {total / max(count, 1):.3f}")
+    for times in timing:
+        facts.append(f"generate {times['generate_s']:.2f} s, tools {times['tools_s']:.2f} s")
+    return ", ".join(facts)
+
+
+def _field(text: Text, label: str, value: str, style: str) -> None:
+    """A label in a margin, and the value beside it, line under line."""
+    indent = "\n" + " " * (_MARGIN + 2)
+    text.append(f"  {label:{_MARGIN}}", style="dim")
+    text.append(f"{indent.join(value.splitlines())}\n", style=style)
