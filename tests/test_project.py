@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from services.common.config import Model
+from services.common.config import Model, canonical_json, load_spec
+from services.launcher import plan as plans
+from services.launcher import preflight
 
 ROOT = Path(__file__).parents[1]
 SERVICES = ("env_gateway", "rollout", "learner", "launcher")
@@ -70,3 +72,22 @@ def test_every_config_key_has_a_reader(service: str) -> None:
         if name not in read
     ]
     assert not unread
+
+
+SPECS = sorted((ROOT / "deploy/runs").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+async def test_every_run_spec_is_valid_for_every_service(path: Path) -> None:
+    plan = plans.read_spec(canonical_json(load_spec(path)))
+    await preflight.check(plan)
+
+
+def test_every_command_line_option_has_a_reader() -> None:
+    """typer hands options over by name; what the command does not use, nobody does."""
+    tree = ast.parse((ROOT / "services/launcher/cli.py").read_text())
+    commands = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    for command in commands:
+        used = {node.id for node in ast.walk(command) if isinstance(node, ast.Name)}
+        given = {argument.arg for argument in command.args.args}
+        assert given <= used, f"{command.name} ignores {given - used}"

@@ -38,13 +38,11 @@ class McpConfig(Model):
         return self
 
 
-class EmbeddedConfig(Model):
-    """The environments of this repository, in the gateway's own process."""
-
-
 class BackendsConfig(Model):
+    """Settings by backend. `embedded`, the environments of this repository in the gateway's own
+    process, has none."""
+
     mcp: McpConfig | None = None
-    embedded: EmbeddedConfig = EmbeddedConfig()
 
 
 BackendName = Literal["mcp", "embedded"]
