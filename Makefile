@@ -1,5 +1,5 @@
 # The commands of this repository. Each sets up `.venv` first when it is missing or out of date.
-PYTHON ?= python3.11
+PYTHON ?= $(firstword $(shell command -v python3.11 python3))
 SEED ?= 0
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,8 +18,9 @@ setup: $(STAMP)  ## create .venv with everything pinned (about 2 GB)
 
 # torch is tried from pip's own configuration first: an unreachable extra index costs minutes.
 $(STAMP): requirements/cpu.txt requirements/torch-cpu.txt pyproject.toml
-	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) not found; install Python 3.11 or set PYTHON=..." >&2; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null \
+	  || { echo "error: Python 3.11 not found; install it, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PIP) --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "Installing pinned packages into $(VENV) (a few minutes the first time)"
 	@$(PIP) install -q --no-deps -r requirements/torch-cpu.txt 2>$(VENV)/torch.log \
 	  || $(PIP) install -q --no-deps -r requirements/torch-cpu.txt --index-url $(TORCH_CPU_INDEX) \
@@ -53,7 +54,7 @@ format: $(STAMP)  ## let the formatters have their way
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/buf format --write
 
 $(VENV)/proto/.installed: protos/requirements.txt $(STAMP)
-	@test -x $(VENV)/proto/bin/python || $(PYTHON) -m venv $(VENV)/proto
+	@$(VENV)/proto/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)/proto
 	@$(VENV)/proto/bin/python -m pip --disable-pip-version-check install -q -r protos/requirements.txt
 	@touch $@
 
