@@ -7,12 +7,14 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
+from services.common.log import get_logger
 from services.env_gateway.config import EnvGatewayConfig, RetryConfig
 from services.env_gateway.ports import BackendError, CallResult, Instance, Text, Tool
 from services.env_gateway.retry import Backoff, Decision, RetryBudget, Verdict, decide
 from services.env_gateway.session import Answer, Outcome, Session
 from services.env_gateway.tasks import TaskError, load_object
 
+_LOG = get_logger(__name__)
 _OUTCOMES = {
     Verdict.NOT_EXECUTED: Outcome.NOT_EXECUTED,
     Verdict.OUTCOME_UNKNOWN: Outcome.OUTCOME_UNKNOWN,
@@ -89,11 +91,10 @@ class Caller:
             try:
                 result = await _attempt(instance, tool.name, arguments, until)
             except BackendError as error:
-                remaining_s = until - _now()
                 decision = decide(
                     error,
                     repeatable=tool.repeatable,
-                    remaining_s=remaining_s,
+                    remaining_s=until - _now(),
                     backoff=backoff,
                     budget=self._budget,
                 )
@@ -111,7 +112,15 @@ async def _attempt(
     remaining_s = until - _now()
     if remaining_s <= 0:
         raise BackendError("timeout", "no time left for the call", delivered=False)
-    return await instance.call(name, arguments, timeout_s=remaining_s)
+    try:
+        return await instance.call(name, arguments, timeout_s=remaining_s)
+    except BackendError:
+        raise
+    except Exception as error:
+        # An answer that no adapter foresaw, or an embedded environment's fault: the call may have
+        # been executed, and is not to be repeated by a worker that sees an internal error.
+        _LOG.exception("call_failed", instance=instance.instance_id, tool=name)
+        raise BackendError("internal", repr(error)[:500], delivered=None) from error
 
 
 def _failed(session: Session, error: BackendError, decision: Decision, attempts: int) -> Answer:

@@ -35,6 +35,8 @@ class Closer:
         self._on_closed = on_closed
         self._rng = rng
         self._tasks: set[asyncio.Task[None]] = set()
+        # Read before anything is opened: what is open now is nobody's orphan.
+        self._orphans = journal.orphans()
         self.closed = 0
         self.reclaimed = 0
 
@@ -49,7 +51,8 @@ class Closer:
     def reclaim(self, backends: Mapping[str, Backend]) -> int:
         """Delete what a predecessor left; returns how many instances that may be."""
         count = 0
-        for name, orphans in self._journal.orphans().items():
+        left, self._orphans = self._orphans, {}
+        for name, orphans in left.items():
             backend = backends.get(name)
             if backend is None:
                 _LOG.warning("orphans_of_unknown_backend", backend=name, instances=len(orphans))
@@ -105,7 +108,12 @@ class Closer:
                 await delete()
             except BackendError as error:
                 _LOG.warning("close_failed", episode_id=episode_id, error=str(error))
-                await asyncio.sleep(backoff.next(error.retry_after_s))
+                wait_s = backoff.next(error.retry_after_s)
+            except Exception:  # noqa: BLE001
+                # A fault of ours, too, must not leave an instance running and its place taken.
+                _LOG.exception("close_failed", episode_id=episode_id)
+                wait_s = backoff.next()
             else:
                 break
+            await asyncio.sleep(wait_s)
         self._journal.deleted(episode_id)

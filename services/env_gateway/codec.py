@@ -75,14 +75,14 @@ def encode_answer(answer: Answer, *, replayed: bool) -> pb.CallToolResponse:
 def encode_grade(grade: Grade) -> pb.GradeResponse:
     response = pb.GradeResponse(
         partial_reward=grade.partial_reward,
-        checks_passed=grade.checks_passed,
-        checks_failed=grade.checks_failed,
+        checks_passed=[_encodable(check) for check in grade.checks_passed],
+        checks_failed=[_encodable(check) for check in grade.checks_failed],
         stdout=grade.stdout,
         attempts=grade.attempts,
     )
     if grade.reason is not None:
         response.no_grade.reason = _REASONS[grade.reason]
-        response.no_grade.detail = grade.detail[:8192]
+        response.no_grade.detail = _encodable(grade.detail[:8192])
     elif grade.reward is not None:
         response.reward = grade.reward
     return response
@@ -90,9 +90,9 @@ def encode_grade(grade: Grade) -> pb.GradeResponse:
 
 def _tool(tool: Tool) -> pb.Tool:
     return pb.Tool(
-        name=tool.name,
-        description=tool.description,
-        input_schema_json=tool.input_schema_json,
+        name=_encodable(tool.name),
+        description=_encodable(tool.description),
+        input_schema_json=_encodable(tool.input_schema_json),
         read_only=tool.read_only,
         idempotent=tool.idempotent,
     )
@@ -107,7 +107,7 @@ def _part(part: Part) -> pb.ContentPart:
 def _media(media: Media) -> pb.Media:
     return pb.Media(
         data=media.data,
-        mime=media.mime,
+        mime=_encodable(media.mime),
         sha256=media.sha256,
         size_bytes=media.size,
         width=media.width,
@@ -116,5 +116,5 @@ def _media(media: Media) -> pb.Media:
 
 
 def _encodable(text: str) -> str:
-    """An environment may answer with lone surrogates, which protobuf refuses."""
+    """Environments and verifiers may say lone surrogates, which protobuf refuses."""
     return text.encode("utf-8", "replace").decode()

@@ -101,7 +101,8 @@ class Gateway:
 
     def _start(self, spec: OpenSpec, backend: Backend, name: str) -> Session:
         now = _now()
-        batch = f"{spec.group_id}/{spec.worker_id}/{spec.try_index}"
+        # Without the try: a re-leased group names attempts of which some have been tried before.
+        batch = f"{spec.group_id}/{spec.worker_id}"
         ticket, admitted = self.admission.request(
             spec.run_id, batch, spec.task.env_key, spec.opening, now
         )

@@ -14,7 +14,8 @@ from services.env_gateway.ports import Execution
 
 _STDOUT_BYTES = 64 * 2**10
 _CHECKS_KEPT = 200
-_CHECK_CHARS = 1000
+# 200 passed and 200 failed checks fit into one message, whatever their characters.
+_CHECK_CHARS = 500
 _ACCUMULATOR = re.compile(
     r">>> (?P<kind>ERROR|SUCCESS)_ACCUMULATOR >>>\n(?P<body>.*?)\n<<< (?P=kind)_ACCUMULATOR <<<",
     re.DOTALL,
@@ -144,11 +145,17 @@ def _failure(execution: Execution) -> tuple[Reason | None, str]:
         return Reason.EXECUTION_FAILED, execution.error
     if match := _JUDGE_ERROR.search(execution.stdout):
         return Reason.JUDGE_ERROR, match["detail"].strip()[:_CHECK_CHARS]
-    result = execution.result
-    if not isinstance(result, bool | int | float) or not math.isfinite(result):
-        shown = repr(result)[:100]
+    if not _is_finite(execution.result):
+        shown = repr(execution.result)[:100]
         return Reason.EXECUTION_FAILED, f"the verifier returned {shown}, not a finite number"
     return None, ""
+
+
+def _is_finite(result: object) -> bool:
+    try:
+        return isinstance(result, bool | int | float) and math.isfinite(result)
+    except OverflowError:  # an int that no float can hold
+        return False
 
 
 def _checks(body: str) -> tuple[str, ...]:

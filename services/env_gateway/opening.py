@@ -2,14 +2,14 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from services.common.log import get_logger
 from services.env_gateway.config import EnvGatewayConfig
 from services.env_gateway.episodes import EpisodeBook, State
 from services.env_gateway.journal import Journal
-from services.env_gateway.ports import BackendError, Provision
+from services.env_gateway.ports import BackendError, Provision, Tool
 from services.env_gateway.retry import Backoff
 from services.env_gateway.session import Session
 
@@ -18,6 +18,7 @@ _LOG = get_logger(__name__)
 _TTL_MARGIN_S = 120.0
 _BASE_S, _CAP_S = 0.1, 10.0
 _WARMING_CAP_S = 2.0
+_TOOLS_CHARS = 2**19
 
 T = TypeVar("T")
 
@@ -48,6 +49,10 @@ class Opener:
             await self._warm(session)
         except BackendError as error:
             self._fail(session, str(error))
+        except Exception as error:  # noqa: BLE001
+            # A server may answer what no adapter foresaw: whoever waits must hear of it.
+            _LOG.exception("open_failed", episode_id=session.episode.episode_id)
+            self._fail(session, f"the gateway failed: {error!r}")
         session.open_s = _now() - started
         session.changed.notify()
 
@@ -79,6 +84,7 @@ class Opener:
             lambda timeout_s: instance.list_tools(timeout_s=timeout_s),
             cap_s=_WARMING_CAP_S,
         )
+        _check_size(tools)
         session.tools = {tool.name: tool for tool in tools}
         if not _closed(session):
             self._book.ready(session.episode, _now())
@@ -112,6 +118,19 @@ class Opener:
         session.failure = detail
         if not _closed(session):
             session.episode.advance(State.FAILED, detail)
+
+
+def _check_size(tools: Sequence[Tool]) -> None:
+    """All tools go to the worker in one message."""
+    size = sum(len(t.name + t.description + t.input_schema_json) for t in tools)
+    if size > _TOOLS_CHARS:
+        raise BackendError(
+            "too_large",
+            f"{len(tools)} tools take {size} characters, and no more than {_TOOLS_CHARS} can be "
+            "offered; have the server list fewer, or shorten their descriptions and schemas",
+            delivered=False,
+            invalid=True,
+        )
 
 
 def _closed(session: Session) -> bool:

@@ -209,4 +209,4 @@ def _refusals() -> Generator[None]:
 
 
 def _bad_grade(message: str) -> ServiceError:
-    return ServiceError(grpc.StatusCode.INVALID_ARGUMENT, "BAD_TASK", message, domain=_DOMAIN)
+    return ServiceError(grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST", message, domain=_DOMAIN)

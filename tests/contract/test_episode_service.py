@@ -241,7 +241,7 @@ async def test_a_grade_without_its_header_first_is_refused() -> None:
     async def requests() -> AsyncIterator[pb.GradeRequest]:
         yield pb.GradeRequest(transcript_chunk=b"{}")
 
-    malformed = refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_TASK")
+    malformed = refused(grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST")
     async with serving(FakeBackend()) as client, malformed:
         await client.stub.Grade(requests())
 

@@ -261,6 +261,7 @@ async def test_what_cannot_be_closed_is_closed_by_the_next_start(tmp_path: Path)
     [
         (Execution(result=None), Reason.EXECUTION_FAILED),
         (Execution(result=float("nan")), Reason.EXECUTION_FAILED),
+        (Execution(result=10**400), Reason.EXECUTION_FAILED),
         (Execution(result="1"), Reason.EXECUTION_FAILED),
         (Execution(error="KeyError"), Reason.EXECUTION_FAILED),
         (Execution(error="late", timed_out=True), Reason.TIMEOUT),

@@ -85,7 +85,7 @@ class FakeBackend:
 
     def __init__(self) -> None:
         self.running: dict[str, FakeInstance] = {}
-        self.failures: dict[str, deque[BackendError]] = {}
+        self.failures: dict[str, deque[Exception]] = {}
         self.delays: dict[str, float] = {}
         self.steps: Counter[str] = Counter()
         self.hook: Hook | None = None
@@ -96,7 +96,7 @@ class FakeBackend:
     def serves(self, env_key: str) -> bool:
         return env_key.startswith("fake")
 
-    def fail(self, step: str, *errors: BackendError) -> None:
+    def fail(self, step: str, *errors: Exception) -> None:
         self.failures.setdefault(step, deque()).extend(errors)
 
     async def step(self, name: str) -> None:

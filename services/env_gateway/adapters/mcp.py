@@ -96,6 +96,8 @@ class FleetWireInstance(McpInstance):
                 raise
             message = f"the environment is gone: {error}"
             raise BackendError("lost", message, delivered=False, lost=True) from error
+        if not isinstance(answer, dict):
+            raise BackendError("protocol", "a query was answered by no object", delivered=None)
         if not answer.get("success"):
             raise QueryError(str(answer.get("error") or answer.get("message")))
         return Rows(tuple(answer.get("columns") or ()), answer.get("rows") or ())

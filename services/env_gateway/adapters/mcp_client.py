@@ -90,14 +90,18 @@ async def send(
 
 
 async def _read(answer: aiohttp.ClientResponse, max_bytes: int) -> bytes:
-    chunks: list[bytes] = []
-    size = 0
+    content = bytearray()
     async for chunk in answer.content.iter_any():
-        size += len(chunk)
-        if size > max_bytes:
-            raise BackendError("too_large", f"the answer exceeds {max_bytes} bytes", delivered=None)
-        chunks.append(chunk)
-    return b"".join(chunks)
+        content += chunk
+        _check_size(len(content), max_bytes)
+    return bytes(content)
+
+
+def _check_size(size: int, max_bytes: int) -> None:
+    """Raises BackendError; another attempt would only bring as much again."""
+    if size > max_bytes:
+        message = f"the answer exceeds {max_bytes} bytes"
+        raise BackendError("too_large", message, delivered=None, invalid=True)
 
 
 async def _read_sse(answer: aiohttp.ClientResponse, message_id: int | None, max_bytes: int) -> Any:
@@ -106,8 +110,7 @@ async def _read_sse(answer: aiohttp.ClientResponse, message_id: int | None, max_
     size = 0
     async for chunk in answer.content.iter_any():
         size += len(chunk)
-        if size > max_bytes:
-            raise BackendError("too_large", f"the answer exceeds {max_bytes} bytes", delivered=None)
+        _check_size(size, max_bytes)
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             if message := _sse_line(line.rstrip(b"\r"), data, message_id):

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from services.common.arguments import TOKEN_VARIABLE
 from services.common.log import get_logger
 from services.env_gateway.ports import BackendError
 from services.env_gateway.retry import Backoff
@@ -60,7 +61,9 @@ class SupervisedProcess:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._command = command
-        self._environment = {**os.environ, **(environment or {})}
+        # The run's own token is not for a server of anybody's.
+        inherited = {k: v for k, v in os.environ.items() if k != TOKEN_VARIABLE}
+        self._environment = {**inherited, **(environment or {})}
         self._start_timeout_s = start_timeout_s
         self._url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._process: asyncio.subprocess.Process | None = None

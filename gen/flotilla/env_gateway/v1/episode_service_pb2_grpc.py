@@ -38,6 +38,7 @@ class EpisodeServiceStub(object):
     ambiguous. gRPC errors mean the gateway itself; they carry a
     google.rpc.ErrorInfo, domain `env_gateway.flotilla`:
     INVALID_ARGUMENT    BAD_TASK            the task is not a task
+    INVALID_ARGUMENT    BAD_REQUEST         Grade: no header first, a transcript too long
     INVALID_ARGUMENT    UNKNOWN_ENVIRONMENT no backend is configured for it
     FAILED_PRECONDITION OVER_LIMIT          `opening` exceeds a limit for good
     FAILED_PRECONDITION CALL_SEQ            a `call_seq` out of order
@@ -113,6 +114,7 @@ class EpisodeServiceServicer(object):
     ambiguous. gRPC errors mean the gateway itself; they carry a
     google.rpc.ErrorInfo, domain `env_gateway.flotilla`:
     INVALID_ARGUMENT    BAD_TASK            the task is not a task
+    INVALID_ARGUMENT    BAD_REQUEST         Grade: no header first, a transcript too long
     INVALID_ARGUMENT    UNKNOWN_ENVIRONMENT no backend is configured for it
     FAILED_PRECONDITION OVER_LIMIT          `opening` exceeds a limit for good
     FAILED_PRECONDITION CALL_SEQ            a `call_seq` out of order
@@ -262,6 +264,7 @@ class EpisodeService(object):
     ambiguous. gRPC errors mean the gateway itself; they carry a
     google.rpc.ErrorInfo, domain `env_gateway.flotilla`:
     INVALID_ARGUMENT    BAD_TASK            the task is not a task
+    INVALID_ARGUMENT    BAD_REQUEST         Grade: no header first, a transcript too long
     INVALID_ARGUMENT    UNKNOWN_ENVIRONMENT no backend is configured for it
     FAILED_PRECONDITION OVER_LIMIT          `opening` exceeds a limit for good
     FAILED_PRECONDITION CALL_SEQ            a `call_seq` out of order

@@ -30,6 +30,7 @@ class EpisodeServiceStub:
     ambiguous. gRPC errors mean the gateway itself; they carry a
     google.rpc.ErrorInfo, domain `env_gateway.flotilla`:
       INVALID_ARGUMENT    BAD_TASK            the task is not a task
+      INVALID_ARGUMENT    BAD_REQUEST         Grade: no header first, a transcript too long
       INVALID_ARGUMENT    UNKNOWN_ENVIRONMENT no backend is configured for it
       FAILED_PRECONDITION OVER_LIMIT          `opening` exceeds a limit for good
       FAILED_PRECONDITION CALL_SEQ            a `call_seq` out of order
@@ -120,6 +121,7 @@ class EpisodeServiceAsyncStub:
     ambiguous. gRPC errors mean the gateway itself; they carry a
     google.rpc.ErrorInfo, domain `env_gateway.flotilla`:
       INVALID_ARGUMENT    BAD_TASK            the task is not a task
+      INVALID_ARGUMENT    BAD_REQUEST         Grade: no header first, a transcript too long
       INVALID_ARGUMENT    UNKNOWN_ENVIRONMENT no backend is configured for it
       FAILED_PRECONDITION OVER_LIMIT          `opening` exceeds a limit for good
       FAILED_PRECONDITION CALL_SEQ            a `call_seq` out of order
@@ -209,6 +211,7 @@ class EpisodeServiceServicer(metaclass=abc.ABCMeta):
     ambiguous. gRPC errors mean the gateway itself; they carry a
     google.rpc.ErrorInfo, domain `env_gateway.flotilla`:
       INVALID_ARGUMENT    BAD_TASK            the task is not a task
+      INVALID_ARGUMENT    BAD_REQUEST         Grade: no header first, a transcript too long
       INVALID_ARGUMENT    UNKNOWN_ENVIRONMENT no backend is configured for it
       FAILED_PRECONDITION OVER_LIMIT          `opening` exceeds a limit for good
       FAILED_PRECONDITION CALL_SEQ            a `call_seq` out of order

@@ -1,0 +1,113 @@
+"""What no adapter foresaw: nobody waits for ever, nothing leaks, nothing is called twice."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from services.env_gateway import codec
+from services.env_gateway.adapters.fake import FakeBackend
+from services.env_gateway.adapters.process import SupervisedProcess
+from services.env_gateway.episodes import State
+from services.env_gateway.grading import Grade, Reason
+from services.env_gateway.journal import Journal
+from services.env_gateway.ports import Tool
+from services.env_gateway.session import Outcome
+from tests.env_gateway.support import open_spec, opened, running, states, until
+
+
+@pytest.mark.parametrize("step", ["provision", "list_tools"])
+async def test_an_open_that_goes_wrong_in_any_way_is_told_and_cleaned_up(step: str) -> None:
+    backend = FakeBackend()
+    backend.fail(step, KeyError("urls"))
+    async with running(backend, limits={"max_episodes": 1}) as gateway:
+        session, entered = await asyncio.wait_for(states(gateway, open_spec()), 5.0)
+        assert entered[-1] is State.FAILED
+        assert "urls" in (session.failure or "")
+        await gateway.closer.wait(5.0)
+        assert (backend.running, gateway.admission.held) == ({}, 0)
+
+
+async def test_a_call_that_goes_wrong_in_any_way_is_of_unknown_outcome_and_taints() -> None:
+    backend = FakeBackend()
+    backend.fail("call", ZeroDivisionError("a fault of the environment"))
+    async with running(backend) as gateway:
+        session = await opened(gateway)
+        answer, _ = await gateway.call(session, 0, "add", "{}", 5.0)
+        assert answer.outcome is Outcome.OUTCOME_UNKNOWN
+        assert backend.steps["call"] == 1
+        grade = await gateway.grade(session, None, None, 5.0)
+        assert grade.reason is Reason.TAINTED
+
+
+async def test_a_close_that_goes_wrong_in_any_way_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.env_gateway.closing._BASE_S", 0.001)
+    backend = FakeBackend()
+    backend.fail("close", KeyError("status"), OSError("no more files"))
+    async with running(backend) as gateway:
+        session = await opened(gateway)
+        gateway.close(session.episode.episode_id)
+        await gateway.closer.wait(5.0)
+        assert (backend.running, gateway.admission.held) == ({}, 0)
+
+
+async def test_what_is_opened_before_the_orphans_are_closed_is_no_orphan(tmp_path: Path) -> None:
+    backend = FakeBackend()
+    journal = tmp_path / "gateway.sqlite"
+    left = Journal(journal)
+    left.creating("gone-1", backend="embedded")
+    left.close()
+    async with running(backend, journal=journal) as gateway:
+        # `run` has not had its turn yet: the instance below is on record before it reclaims.
+        gateway.closer.reclaim({})
+        session = await opened(gateway)
+        await asyncio.sleep(0.01)
+        assert (await gateway.call(session, 0, "look", "{}", 5.0))[0].outcome is Outcome.OK
+        assert len(backend.running) == 1
+
+
+async def test_attempts_of_one_lease_open_together_whatever_their_tries() -> None:
+    async with running(FakeBackend(), limits={"max_episodes": 2}) as gateway:
+        specs = [
+            open_spec(0, opening=2, try_index=0),
+            open_spec(1, opening=2, try_index=1),
+        ]
+        await asyncio.wait_for(asyncio.gather(*(opened(gateway, spec) for spec in specs)), 5.0)
+        assert gateway.admission.held == 2
+
+
+async def test_tools_that_fit_into_no_message_are_refused_in_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    many = tuple(Tool(f"tool{n}", "x" * 5000, "{}") for n in range(200))
+    monkeypatch.setattr("services.env_gateway.adapters.fake.TOOLS", many)
+    async with running(FakeBackend()) as gateway:
+        session, entered = await states(gateway, open_spec())
+        assert entered[-1] is State.FAILED
+        assert "fewer" in (session.failure or "")
+
+
+def test_whatever_a_verifier_says_can_be_sent() -> None:
+    wild = "\ud800" + "\U0001f600" * 499
+    grade = Grade(
+        reason=Reason.EXECUTION_FAILED,
+        detail=wild,
+        checks_passed=(wild,) * 200,
+        checks_failed=(wild,) * 200,
+    )
+    assert codec.encode_grade(grade).ByteSize() < 2**20
+
+
+async def test_a_supervised_server_does_not_get_the_token_of_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FLOTILLA_TOKEN", "a-token-of-the-run-0123")
+    seen = tmp_path / "environment"
+    process = SupervisedProcess(["sh", "-c", f"env > {seen}"], start_timeout_s=5.0)
+    try:
+        await until(lambda: seen.exists() and "PATH=" in seen.read_text())
+    finally:
+        await process.close()
+    assert "a-token-of-the-run" not in seen.read_text()
