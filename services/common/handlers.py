@@ -10,7 +10,7 @@ import inspect
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
-from contextlib import AbstractContextManager, aclosing, nullcontext
+from contextlib import AbstractContextManager, aclosing
 from typing import Any, NoReturn
 
 import grpc
@@ -105,7 +105,7 @@ class _Call:
                     async for response in result:
                         yield response
 
-    def _admitted(self, context: Context) -> AbstractContextManager[None]:
+    def _admitted(self, context: Context) -> AbstractContextManager[object]:
         """Refuse a wrong token, take up the caller's trace, and open a span where wanted."""
         metadata: Any = context.invocation_metadata() or ()
         if self._authenticator is not None:
@@ -113,7 +113,7 @@ class _Call:
         for key, value in metadata:
             if key == trace.HEADER:
                 trace.continue_from(str(value))
-        return trace.span(self._method) if trace.recording() else nullcontext()
+        return trace.span(self._method)
 
     def _request(self, raw: Any) -> Any:
         return self._parsed(raw) if self._inner.request_streaming else self._parse(raw)

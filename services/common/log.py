@@ -20,6 +20,7 @@ _HIDDEN = "***"
 
 # Processors see this set, not a copy: a secret learnt later is hidden from then on.
 _secrets: set[str] = set()
+_everywhere: dict[str, object] = {}
 
 
 def setup(
@@ -50,7 +51,7 @@ def setup(
             foreign_pre_chain=shared[1:],
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                lambda _logger, _method, event: {**identity, **event},
+                lambda _logger, _method, event: {**identity, **_everywhere, **event},
                 _render_with(render),
             ],
         )
@@ -74,6 +75,11 @@ def get_logger(name: str) -> structlog.stdlib.BoundLogger:
 def bind(**values: object) -> None:
     """Put `values` (step, group_id, ...) on every line that this task and its children log."""
     structlog.contextvars.bind_contextvars(**values)
+
+
+def bind_process(**values: object) -> None:
+    """Put `values` on every line of this process from now on, whichever task logs it."""
+    _everywhere.update(values)
 
 
 def add_secret(value: str) -> None:

@@ -1,9 +1,11 @@
 """Prometheus metrics of every service."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 
-from prometheus_client import Counter, Histogram, start_http_server
+from prometheus_client import REGISTRY, Counter, Histogram, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from services.common.errors import ConfigError
 from services.common.listen import check_listen
@@ -33,6 +35,64 @@ def rpc_observer(method: str) -> Callable[[str, float], None]:
         seconds(elapsed_s)
 
     return observe
+
+
+Values = Mapping[tuple[str, ...], float]
+
+
+class _Shown(Collector):
+    """What the parts of this process have shown last, for whoever scrapes next."""
+
+    def __init__(self) -> None:
+        self._families: dict[str, Sequence[Metric]] = {}
+
+    def show(self, part: str, families: Sequence[Metric]) -> None:
+        # One assignment: scrapes come from another thread.
+        self._families = {**self._families, part: families}
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        for families in self._families.values():
+            yield from families
+
+
+_shown = _Shown()
+REGISTRY.register(_shown)
+
+
+def show(part: str, families: Sequence[Metric]) -> None:
+    """Replace what `part` of this process shows. For numbers that it counts anyway: hot paths then
+    pay nothing for them."""
+    _shown.show(part, families)
+
+
+def counter(name: str, help: str, labels: Sequence[str], values: Values) -> Metric:
+    """A family of totals since the start of the process, one for each tuple of label values."""
+    return _filled(CounterMetricFamily(name, help, labels=labels), values)
+
+
+def gauge(name: str, help: str, labels: Sequence[str], values: Values) -> Metric:
+    """A family of values of this moment."""
+    return _filled(GaugeMetricFamily(name, help, labels=labels), values)
+
+
+def _filled(family: CounterMetricFamily | GaugeMetricFamily, values: Values) -> Metric:
+    for labels, value in values.items():
+        family.add_metric(labels, value)
+    return family
+
+
+def seconds_histogram(name: str, help: str, *labels: str) -> Callable[..., Callable[[float], None]]:
+    """A histogram of seconds; the result takes label values and returns where to put seconds."""
+    histogram = Histogram(name, help, labels, buckets=_SECONDS)
+
+    @cache
+    def observer(*values: str) -> Callable[[float], None]:
+        return histogram.labels(*values).observe if values else histogram.observe
+
+    return observer
 
 
 def start_http(listen: str) -> str:

@@ -7,8 +7,8 @@ The context always travels; spans are recorded only where FLOTILLA_TRACE=1, as J
 import json
 import os
 import threading
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from opentelemetry import context, trace
@@ -23,6 +23,7 @@ ENABLED_BY = "FLOTILLA_TRACE"
 _propagator = TraceContextTextMapPropagator()
 _tracer = trace.get_tracer("flotilla")
 _recording = False
+_NOTHING = nullcontext()
 
 
 def setup(service: str, run_id: str, folder: Path) -> TracerProvider | None:
@@ -43,11 +44,6 @@ def setup(service: str, run_id: str, folder: Path) -> TracerProvider | None:
     return provider
 
 
-def recording() -> bool:
-    """Whether spans of this process are kept; starting one costs some 30 microseconds then."""
-    return _recording
-
-
 def outgoing() -> str | None:
     """The traceparent header of the current span, if there is one."""
     if not trace.get_current_span().get_span_context().is_valid:
@@ -65,11 +61,13 @@ def continue_from(traceparent: str) -> None:
     context.attach(_propagator.extract({HEADER: traceparent}))
 
 
-@contextmanager
-def span(name: str, attributes: Mapping[str, str | int | float] | None = None) -> Generator[None]:
-    """A span around a block; costs next to nothing where spans are not recorded."""
-    with _tracer.start_as_current_span(name, attributes=attributes):
-        yield
+def span(
+    name: str, attributes: Mapping[str, str | int | float] | None = None
+) -> AbstractContextManager[object]:
+    """A span around a block: some 30 microseconds, or next to nothing where none are recorded."""
+    if not _recording:
+        return _NOTHING
+    return _tracer.start_as_current_span(name, attributes=attributes)
 
 
 class JsonLinesExporter(SpanExporter):

@@ -6,6 +6,7 @@ It never ends anything: whoever decides to kill finds the evidence already there
 import asyncio
 import faulthandler
 import io
+import itertools
 import os
 import re
 import sys
@@ -13,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
@@ -24,56 +25,71 @@ _log = get_logger(__name__)
 
 
 @dataclass(slots=True)
-class _Stage:
-    name: str
+class _Stages:
+    """All open stages of one name, by a number of their own; `moved_at` is of any of them."""
+
     limit_s: float
-    moved_at: float
     report_after_s: float
+    entered_at: dict[int, float] = field(default_factory=dict[int, float])
+    moved_at: float = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
 class Standstill:
-    """A stage without progress for `seconds`, which is more than its limit."""
+    """A stage without progress for `seconds`, the longest of `count` open ones of its name."""
 
     stage: str
     seconds: float
+    count: int = 1
 
 
 class Stages:
     """The stages that are open, and which of them stand still. Pure: the caller brings the time.
 
-    A stage is reported when it passes its limit, and again at each doubling of that time.
+    A name is reported when one of its stages passes the limit, and again at each doubling of that
+    time: once for all of them, for hundreds of calls may wait for the same thing. Entering and
+    leaving cost the same however many are open.
     """
 
     def __init__(self) -> None:
-        self._open: list[_Stage] = []
+        self._by_name: dict[str, _Stages] = {}
+        self._numbers = itertools.count()
         self._lock = threading.Lock()
 
-    def enter(self, name: str, limit_s: float, now: float) -> _Stage:
-        stage = _Stage(name, limit_s, now, limit_s)
+    def enter(self, name: str, limit_s: float, now: float) -> tuple[str, int]:
+        """Returns what `leave` needs. The newest limit of a name counts for all of it."""
+        number = next(self._numbers)
         with self._lock:
-            self._open.append(stage)
-        return stage
+            stages = self._by_name.get(name)
+            if stages is None:
+                stages = self._by_name[name] = _Stages(limit_s, limit_s)
+            stages.limit_s = limit_s
+            stages.entered_at[number] = now
+        return name, number
 
-    def leave(self, stage: _Stage) -> None:
+    def leave(self, entered: tuple[str, int]) -> None:
+        name, number = entered
         with self._lock:
-            # By identity: two tasks may be in equal stages.
-            self._open[:] = [other for other in self._open if other is not stage]
+            del self._by_name[name].entered_at[number]
 
     def progress(self, name: str, now: float) -> None:
+        """All open stages of this name have moved."""
         with self._lock:
-            for stage in self._open:
-                if stage.name == name:
-                    stage.moved_at, stage.report_after_s = now, stage.limit_s
+            stages = self._by_name.get(name)
+            if stages is not None:
+                stages.moved_at = now
 
     def standstills(self, now: float) -> list[Standstill]:
         found: list[Standstill] = []
         with self._lock:
-            for stage in self._open:
-                still = now - stage.moved_at
-                if still > stage.report_after_s:
-                    stage.report_after_s = 2 * still
-                    found.append(Standstill(stage.name, still))
+            for name, stages in self._by_name.items():
+                oldest = min(stages.entered_at.values(), default=now)
+                still = now - max(oldest, stages.moved_at)
+                if still <= stages.limit_s:
+                    stages.report_after_s = stages.limit_s
+                elif still > stages.report_after_s:
+                    stages.report_after_s = 2 * still
+                    found.append(Standstill(name, still, len(stages.entered_at)))
         return found
 
 
@@ -89,7 +105,8 @@ class Watchdog:
         dump_folder: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._limit_s = limit_s
+        # What a stage may take that names no limit of its own.
+        self.limit_s = limit_s
         self._loop_limit_s = loop_limit_s
         self._interval_s = interval_s
         self._dump_folder = dump_folder
@@ -101,14 +118,14 @@ class Watchdog:
     @contextmanager
     def stage(self, name: str, limit_s: float | None = None) -> Generator[None]:
         """Report `name` if the block takes longer than the limit without `progress(name)`."""
-        stage = self._stages.enter(name, limit_s or self._limit_s, self._clock())
+        stage = self._stages.enter(name, limit_s or self.limit_s, self._clock())
         try:
             yield
         finally:
             self._stages.leave(stage)
 
     def progress(self, name: str) -> None:
-        """The open stage `name` has moved: its time starts again."""
+        """The open stages `name` have moved: their time starts again."""
         self._stages.progress(name, self._clock())
 
     def standstills(self, now: float) -> list[Standstill]:
@@ -155,6 +172,7 @@ class Watchdog:
             "a stage stands still",
             stage=standstill.stage,
             seconds=round(standstill.seconds, 1),
+            open=standstill.count,
             stacks=self._write(standstill.stage),
         )
 

@@ -52,7 +52,11 @@ async def serve(runtime: Runtime[EnvGatewayConfig]) -> None:
         stack.callback(journal.close)
         runner = VerifierRunner(verifiers, pool, load_digests(verifiers.digests))
         incarnation = f"{runtime.run_id}.{runtime.worker_id}.{runtime.incarnation[:8]}"
-        gateway = Gateway(config, backends, runner, journal, incarnation=incarnation)
+        watchdog = runtime.watchdog
+        watchdog.limit_s = config.stall_s
+        gateway = Gateway(
+            config, backends, runner, journal, incarnation=incarnation, watchdog=watchdog
+        )
         server = rpc.server(token=runtime.token)
         service = EpisodeService(gateway, runtime.drain.set)
         episode_service_pb2_grpc.add_EpisodeServiceServicer_to_server(service, server)

@@ -108,6 +108,8 @@ class EnvGatewayConfig(Model):
     close_timeout_s: Seconds = 30.0
     drain_s: Seconds = 30.0
     watch_age_s: Seconds = 60.0
+    # An opening, a call or a grade that takes longer is reported in the log, with all stacks.
+    stall_s: Seconds = 120.0
 
     @model_validator(mode="after")
     def _backends_configured(self) -> "EnvGatewayConfig":

@@ -3,11 +3,14 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from services.common.log import get_logger
+from services.common.watchdog import Watchdog
+from services.env_gateway import meters
 from services.env_gateway.calls import Caller
 from services.env_gateway.closing import Closer
 from services.env_gateway.config import EnvGatewayConfig
@@ -24,6 +27,8 @@ from services.env_gateway.opening import Opener
 from services.env_gateway.ports import Backend, Media
 from services.env_gateway.session import Answer, Outcome, Session, Signal
 from services.env_gateway.verdicts import VerifierRunner
+
+T = TypeVar("T")
 
 _LOG = get_logger(__name__)
 _CALL_ERRORS = {
@@ -48,6 +53,8 @@ class Counts:
     call_errors: Counter[str] = field(default_factory=Counter[str])
     grades: Counter[str] = field(default_factory=Counter[str])
     no_grades: Counter[str] = field(default_factory=Counter[str])
+    # By environment and reason.
+    no_grade_reasons: Counter[tuple[str, ...]] = field(default_factory=Counter[tuple[str, ...]])
 
 
 class Gateway:
@@ -62,8 +69,10 @@ class Gateway:
         *,
         incarnation: str,
         rng: random.Random | None = None,
+        watchdog: Watchdog | None = None,
     ) -> None:
         rng = rng or random.Random()
+        self._watchdog = watchdog or Watchdog(limit_s=config.stall_s)
         self.config = config
         self.counts = Counts()
         self.draining = False
@@ -75,7 +84,7 @@ class Gateway:
         self._sessions: dict[str, Session] = {}
         self._by_ticket: dict[Ticket, Session] = {}
         self._caller = Caller(config, rng)
-        self.opener = Opener(config, self.book, journal, rng)
+        self.opener = Opener(config, self.book, journal, rng, self._watchdog)
         self.closer = Closer(config, journal, self._closed, rng)
 
     def open(self, spec: OpenSpec) -> Session:
@@ -152,8 +161,8 @@ class Gateway:
         self.book.touch(episode, _now())
         new = episode.admit_call(call_seq)
         if new:
-            work = self._caller.run(session, name, arguments_json, timeout_s)
-            session.answers[call_seq] = asyncio.create_task(work)
+            work = lambda: self._caller.run(session, name, arguments_json, timeout_s)  # noqa: E731
+            session.answers[call_seq] = asyncio.create_task(self._watched("call tool", work))
             for old in episode.forget_old_calls():
                 session.answers.pop(old)
         task = session.answers[call_seq]
@@ -164,6 +173,8 @@ class Gateway:
         if new:
             self.counts.calls[session.env_key] += 1
             self.counts.call_errors[session.env_key] += answer.outcome in _CALL_ERRORS
+            seconds = answer.queue_s + answer.upstream_s
+            meters.call_seconds(session.env_key, answer.outcome.value)(seconds)
         return answer, not new
 
     async def grade(
@@ -181,8 +192,9 @@ class Gateway:
         if known is not None:
             return known
         if session.grading is None or session.grading.done():
-            work = self._verifiers.grade(session, final_answer, conversation, timeout_s)
-            session.grading = asyncio.create_task(work)
+            grade = self._verifiers.grade
+            work = lambda: grade(session, final_answer, conversation, timeout_s)  # noqa: E731
+            session.grading = asyncio.create_task(self._watched("grade", work))
             session.grading.add_done_callback(lambda task: self._graded(session, task))
         task = session.grading
         await asyncio.wait({task})
@@ -230,6 +242,7 @@ class Gateway:
         while True:
             await asyncio.sleep(period_s)
             self.expire()
+            meters.show(self)
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new episodes, wait for the open ones, then close what is left."""
@@ -248,6 +261,10 @@ class Gateway:
             self._by_ticket[ticket].changed.notify()
         self.capacity_changed.notify()
 
+    async def _watched(self, stage: str, work: Callable[[], Awaitable[T]]) -> T:
+        with self._watchdog.stage(stage):
+            return await work()
+
     def _closed(self, session: Session) -> None:
         self._by_ticket.pop(session.ticket)
         self._admitted(self.admission.release(session.ticket))
@@ -256,6 +273,8 @@ class Gateway:
         if not task.cancelled() and task.exception() is None:
             counts = self.counts.grades if task.result().known else self.counts.no_grades
             counts[session.env_key] += 1
+            if reason := task.result().reason:
+                self.counts.no_grade_reasons[session.env_key, reason.value] += 1
 
 
 def _admission(config: EnvGatewayConfig) -> Admission:

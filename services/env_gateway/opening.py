@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from services.common.log import get_logger
+from services.common.watchdog import Watchdog
+from services.env_gateway import meters
 from services.env_gateway.config import EnvGatewayConfig
 from services.env_gateway.episodes import EpisodeBook, State
 from services.env_gateway.journal import Journal
@@ -28,12 +30,18 @@ class Opener:
     whether or not they came to be."""
 
     def __init__(
-        self, config: EnvGatewayConfig, book: EpisodeBook, journal: Journal, rng: random.Random
+        self,
+        config: EnvGatewayConfig,
+        book: EpisodeBook,
+        journal: Journal,
+        rng: random.Random,
+        watchdog: Watchdog,
     ) -> None:
         self._config = config
         self._book = book
         self._journal = journal
         self._rng = rng
+        self._watchdog = watchdog
         self._creating = asyncio.Semaphore(config.limits.max_creating)
         self.created = 0
 
@@ -45,8 +53,10 @@ class Opener:
             while not session.ticket.admitted and not _closed(session):
                 await session.changed.wait()
             async with self._creating:
-                await self._provision(session)
-            await self._warm(session)
+                with self._watchdog.stage("create environment"):
+                    await self._provision(session)
+            with self._watchdog.stage("warm environment"):
+                await self._warm(session)
         except BackendError as error:
             self._fail(session, str(error))
         except Exception as error:  # noqa: BLE001
@@ -54,6 +64,7 @@ class Opener:
             _LOG.exception("open_failed", episode_id=session.episode.episode_id)
             self._fail(session, f"the gateway failed: {error!r}")
         session.open_s = _now() - started
+        meters.open_seconds(session.env_key)(session.open_s)
         session.changed.notify()
 
     async def _provision(self, session: Session) -> None:

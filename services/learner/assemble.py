@@ -26,6 +26,7 @@ from services.learner.journal_writer import JournalError
 from services.learner.leases import LeaseBook
 from services.learner.lineage import Lineage
 from services.learner.loop import Loop
+from services.learner.meters import shower
 from services.learner.parts import Parts
 from services.learner.policy_service import PolicyService
 from services.learner.ports import Ranks, Snapshots, Tracker
@@ -133,6 +134,7 @@ async def _serve(
     eval_sets: list[EvalSet],
 ) -> None:
     config = runtime.config
+    runtime.watchdog.limit_s = config.stall_s
     status = Status(total_steps=config.steps)
     limits: asyncio.Future[Limits] = asyncio.get_running_loop().create_future()
     broadcast = Broadcast(
@@ -173,7 +175,7 @@ async def _serve(
         runtime.log.info("serving", address=serving.address, run_epoch=dispatcher.run_epoch)
         loop = Loop(parts, on_loaded=loaded)
         try:
-            await _run(loop, dispatcher, runtime.drain, status)
+            await _run(loop, dispatcher, runtime, status)
         finally:
             serving.set_serving(False)
             # Calls that wait would hold up the server's end.
@@ -220,12 +222,15 @@ def _heartbeat(runtime: Runtime[LearnerConfig], status: Status) -> None:
     )
 
 
-async def _run(loop: Loop, dispatcher: Dispatcher, drain: asyncio.Event, status: Status) -> None:
+async def _run(
+    loop: Loop, dispatcher: Dispatcher, runtime: Runtime[LearnerConfig], status: Status
+) -> None:
     """The loop, with what runs beside it; the first failure of any ends all."""
     main = asyncio.create_task(loop.run(), name="loop")
     beside = [
         asyncio.create_task(_every(dispatcher.book.rules.ttl_s / 4, dispatcher.expire)),
-        asyncio.create_task(_when(drain, dispatcher.drain)),
+        asyncio.create_task(_when(runtime.drain, dispatcher.drain)),
+        asyncio.create_task(_show(shower(dispatcher, status, runtime.watchdog))),
     ]
     try:
         running: set[asyncio.Task[Any]] = {main, *beside}
@@ -241,6 +246,12 @@ async def _run(loop: Loop, dispatcher: Dispatcher, drain: asyncio.Event, status:
         for task in (main, *beside):
             task.cancel()
         await asyncio.gather(main, *beside, return_exceptions=True)
+
+
+async def _show(show: Callable[[], None]) -> None:
+    while True:
+        show()
+        await asyncio.sleep(1.0)
 
 
 async def _every(seconds: float, work: Callable[[], Awaitable[None]]) -> None:

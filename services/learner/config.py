@@ -119,6 +119,8 @@ class LearnerConfig(Model):
     publish_timeout_s: float = Field(default=120.0, gt=0)
     # How long a cut Attach stream keeps its membership.
     attach_grace_s: float = Field(default=10.0, gt=0)
+    # A stage without progress for so long is reported in the log, with all stacks.
+    stall_s: float = Field(default=300.0, gt=0)
     algorithm: AlgorithmConfig = AlgorithmConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     rank: RankConfig = RankConfig()

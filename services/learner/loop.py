@@ -14,7 +14,8 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from services.common.log import bind, get_logger
+from services.common import trace
+from services.common.log import bind_process, get_logger
 from services.learner.batcher import Batch, train_batch
 from services.learner.broadcast import Announcement
 from services.learner.clock import Stopwatch
@@ -70,7 +71,7 @@ class Loop:
         parts = self._parts
         self._reports = await parts.journal.evals()
         newest = await parts.checkpoints.newest()
-        with parts.watchdog.stage("start ranks", 600):
+        with parts.watchdog.stage("start ranks"):
             info = await parts.ranks.start(Path(newest.directory) if newest else None)
         self._version = self._saved_step = newest.step if newest else 0
         for plan in await parts.journal.plans_after(self._version):
@@ -85,19 +86,21 @@ class Loop:
     async def _collect(self) -> Batch:
         phase = Phase.EVALUATING if self._evaluating else Phase.SAMPLING
         self._parts.status.enter(phase)
-        with self._watch.stage("rollout_wait"), self._parts.watchdog.stage("collect", 300):
+        with self._watch.stage("rollout_wait"), self._parts.watchdog.stage("collect"):
             return await self._parts.dispatcher.take_batch()
 
     async def _step(self, batch: Batch) -> None:
         parts, base = self._parts, self._version
-        bind(step=base + 1)
+        bind_process(step=base + 1)
         plan = Plan(base + 1, batch.attempts)
         groups = [group.spec.group_id for group in batch.groups]
         filtered = [group.spec.group_id for group in batch.filtered]
         await parts.journal.commit_plan(plan, parts.dispatcher.run_epoch, groups, filtered)
         parts.status.enter(Phase.TRAINING)
         sync = parts.broadcast.sync_seconds
-        with self._watch.stage("train"), parts.watchdog.stage("train"):
+        facts = {"step": plan.step, "attempts": len(plan.attempts)}
+        stage = parts.watchdog.stage("train")
+        with self._watch.stage("train"), stage, trace.span("train", facts):
             result = await self._train(plan)
         with self._watch.stage("eval_wait"):
             await self._end_eval(self._config.eval.hold_s)
@@ -123,7 +126,8 @@ class Loop:
         """Announce the weights of this version, and free the slots of the step behind it."""
         parts = self._parts
         parts.status.enter(Phase.PUBLISHING)
-        with self._watch.stage("publish"), parts.watchdog.stage("publish"):
+        stage = parts.watchdog.stage("publish")
+        with self._watch.stage("publish"), stage, trace.span("publish", {"step": self._version}):
             publication = await parts.ranks.publish(self._version)
         epoch, lineage = parts.dispatcher.run_epoch, parts.dispatcher.lineage
         policy = PolicyId(epoch, self._version, publication.fingerprint)
@@ -224,7 +228,7 @@ class Loop:
         self._evaluating = (evaluation, task)
 
     async def _evaluate(self, evaluation: Evaluation) -> None:
-        with self._parts.watchdog.stage("evaluate", 300):
+        with self._parts.watchdog.stage("evaluate"):
             await evaluation.done.wait()
         report = evaluation.report()
         version = evaluation.policy.version

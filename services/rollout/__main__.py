@@ -71,6 +71,7 @@ async def serve(runtime: Runtime[RolloutConfig]) -> None:
     from services.rollout.tasks import until_first
 
     _check_lengths(runtime)
+    runtime.watchdog.limit_s = runtime.config.stall_s
     runtime.set_status(phase="loading")
     async with AsyncExitStack() as stack:
         model = await asyncio.to_thread(_read_model, runtime)
@@ -88,7 +89,7 @@ async def serve(runtime: Runtime[RolloutConfig]) -> None:
                 parts.follower.run(),
                 parts.environment.keep_renewing(),
                 _watch(engine),
-                _report(runtime, parts.service, serving),
+                _report(runtime, parts, engine, serving),
             )
         except EngineDead as error:
             # A Ctrl-C reaches the engine's own process too: no failure when draining anyway.
@@ -104,7 +105,7 @@ async def _connect(runtime: Runtime[RolloutConfig], model: "_Model", engine: "En
     from services.rollout.service import RolloutService
     from services.rollout.worker import Worker
 
-    config = runtime.config
+    config, watchdog = runtime.config, runtime.watchdog
     learner = await runtime.peers.channel("learner")
     gateway = await runtime.peers.channel("env_gateway")
     identity, epoch = _identity(runtime, model.folder), RunEpoch()
@@ -114,12 +115,19 @@ async def _connect(runtime: Runtime[RolloutConfig], model: "_Model", engine: "En
         worker_id=runtime.worker_id,
         renew_interval_s=config.renew_interval_s,
     )
-    runner = AttemptRunner(engine, environment, model.tokenizer, model.prompts, config.limits)
+    runner = AttemptRunner(
+        engine,
+        environment,
+        model.tokenizer,
+        model.prompts,
+        config.limits,
+        watchdog=watchdog,
+    )
     staged = SHARED_MEMORY / f"flotilla-{runtime.run_id}-{runtime.worker_id}.safetensors"
     feed = PolicyClient(learner, identity, epoch, token=runtime.token)
-    follower = PolicyFollower(feed, engine, staged)
+    follower = PolicyFollower(feed, engine, staged, watchdog)
     groups = GroupClient(learner, identity, epoch)
-    worker = Worker(groups, runner, lambda: engine.policy, config.options)
+    worker = Worker(groups, runner, lambda: engine.policy, config.options, watchdog=watchdog)
     service = RolloutService(
         runtime.worker_id,
         worker,
@@ -150,10 +158,14 @@ def _engine_dead(error: Exception) -> Exception:
 
 
 async def _report(
-    runtime: Runtime[RolloutConfig], service: "RolloutService", serving: "Serving"
+    runtime: Runtime[RolloutConfig], parts: "_Parts", engine: "Engine", serving: "Serving"
 ) -> None:
-    """Keep health and heartbeat in line with what the worker does."""
+    """Keep health, heartbeat and metrics in line with what the worker does."""
+    from services.rollout import meters
+
+    service = parts.service
     while True:
+        meters.show(parts.worker, engine.policy.version if engine.policy else -1)
         ready = service.phase in ("sampling", "updating")
         serving.set_serving(ready)
         runtime.set_status(phase=service.phase, serving=ready, metrics=service.metrics())

@@ -63,6 +63,9 @@ class RolloutConfig(Model):
     renew_interval_s: float = Field(default=5.0, gt=0)
     # Pause before a failed attempt is tried again; doubles with each try.
     retry_pause_s: float = Field(default=0.5, ge=0)
+    # A wait for a lease, an engine without an ended turn, or an update of weights that takes longer
+    # is reported in the log, with all stacks.
+    stall_s: float = Field(default=120.0, gt=0)
     prompt: PromptConfig = PromptConfig()
     engine: EngineConfig = EngineConfig()
 

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
+from services.common import trace
+from services.common.watchdog import Watchdog
 from services.rollout.parsers import ParseError, ToolCall, Turn, parse_turn
 from services.rollout.ports import (
     Clock,
@@ -42,6 +44,7 @@ from services.rollout.types import (
 # Called with `prompt`, `completion` or `observation` and a text, as they happen.
 Observer = Callable[[str, str], None]
 
+_GENERATE = "generate"
 # Outcomes after which the state of the environment cannot be known or reached.
 LOST = (ToolOutcome.SESSION_LOST, ToolOutcome.OUTCOME_UNKNOWN)
 
@@ -99,7 +102,9 @@ class AttemptRunner:
         prompts: PromptBuilder,
         limits: Limits,
         clock: Clock = time.monotonic,
+        watchdog: Watchdog | None = None,
     ) -> None:
+        self._watchdog = watchdog or Watchdog()
         self._engine = engine
         self._environment = environment
         self._tokenizer = tokenizer
@@ -171,9 +176,7 @@ class AttemptRunner:
         """One policy turn and its tool calls; None when there is a next turn."""
         began = self._clock()
         shown = len(state.transcript)
-        completion = await self._engine.generate(
-            state.transcript.for_engine(), sampling, self._limits.max_generate_length
-        )
+        completion = await self._generate(state.transcript, sampling)
         state.transcript.add_completion(completion, sampling.temperature)
         state.counts.turns += 1
         sampled = self._clock()
@@ -191,6 +194,15 @@ class AttemptRunner:
         for text in texts:
             observe("observation", text)
         return None
+
+    async def _generate(self, transcript: Transcript, sampling: Sampling) -> Completion:
+        """The engine stands still when no turn of any attempt ends."""
+        with self._watchdog.stage(_GENERATE), trace.span(_GENERATE, {"tokens": len(transcript)}):
+            completion = await self._engine.generate(
+                transcript.for_engine(), sampling, self._limits.max_generate_length
+            )
+        self._watchdog.progress(_GENERATE)
+        return completion
 
     def _read(self, completion: Completion, state: _State, observe: Observer) -> tuple[Turn, bool]:
         """What the turn says, and whether the policy ended it by itself."""

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from services.common.log import get_logger
+from services.common.log import bind_process, get_logger
+from services.common.watchdog import Watchdog
+from services.rollout import meters
 from services.rollout.ports import Engine, EngineDead, PolicyFeed, TransportFailed
 from services.rollout.staging import FingerprintMismatch, stage
 from services.rollout.tasks import until_first
@@ -25,7 +27,10 @@ class PolicyFollower:
     new weights are verified the engine keeps the old ones.
     """
 
-    def __init__(self, feed: PolicyFeed, engine: Engine, staged: Path) -> None:
+    def __init__(
+        self, feed: PolicyFeed, engine: Engine, staged: Path, watchdog: Watchdog | None = None
+    ) -> None:
+        self._watchdog = watchdog or Watchdog()
         self._feed = feed
         self._engine = engine
         self._staged = staged
@@ -57,7 +62,8 @@ class PolicyFollower:
             self._announced.clear()
             publication, self._newest = self._newest, None
             if publication is not None:
-                await self._apply(publication)
+                with self._watchdog.stage("update policy"):
+                    await self._apply(publication)
 
     async def _apply(self, publication: Publication) -> None:
         self.updating = True
@@ -74,6 +80,8 @@ class PolicyFollower:
         canary = await self._engine.score(publication.canary_token_ids)
         self.updates += 1
         self.last_update_s = time.monotonic() - began
+        meters.update_seconds()(self.last_update_s)
+        bind_process(step=publication.policy.version)
         if not await self._feed.report(publication, outcome, canary, ""):
             raise EngineDead(f"the canary of policy {publication.policy.label} disagrees")
         self.ready.set()

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from services.common import trace
 from services.common.log import get_logger
+from services.common.watchdog import Watchdog
 from services.rollout.episode import Attempt, AttemptRunner
 from services.rollout.ports import Clock, EngineDead, Learner, LearnerRefused, LeaseLost
 from services.rollout.tasks import cancel, until_first
@@ -66,7 +68,9 @@ class Worker:
         policy: Callable[[], PolicyId | None],
         options: WorkerOptions,
         clock: Clock = time.monotonic,
+        watchdog: Watchdog | None = None,
     ) -> None:
+        self._watchdog = watchdog or Watchdog()
         self._learner = learner
         self._runner = runner
         self._policy = policy
@@ -101,7 +105,8 @@ class Worker:
             if free < 1 or policy is None:
                 await self._wait_for_room()
                 continue
-            lease = await self._learner.lease(policy, free)
+            with self._watchdog.stage("lease"):
+                lease = await self._learner.lease(policy, free)
             if lease is None:
                 await asyncio.sleep(EMPTY_POLL_PAUSE_S)
             else:
@@ -178,11 +183,13 @@ class Worker:
         complete = False
         for number in range(leased.next_try, lease.max_tries):
             first = number == leased.next_try
-            trajectory = await self._try(lease, leased, number, end, first=first)
-            if trajectory is None:
-                return complete
-            left = max(end - self._clock(), 0.0)
-            complete = await self._learner.submit(lease, trajectory, left)
+            # One trace from here through the gateway's calls to the learner's receipt.
+            with trace.span("attempt", _facts(lease, leased, number)):
+                trajectory = await self._try(lease, leased, number, end, first=first)
+                if trajectory is None:
+                    return complete
+                left = max(end - self._clock(), 0.0)
+                complete = await self._learner.submit(lease, trajectory, left)
             if trajectory.graded or complete:
                 return complete
             await asyncio.sleep(self._pause(number - leased.next_try))
@@ -254,6 +261,16 @@ class Worker:
             except TimeoutError:
                 log.warning("leases not released, they expire", leases=len(held))
         await cancel(tasks)
+
+
+def _facts(lease: Lease, leased: LeasedAttempt, number: int) -> dict[str, str | int]:
+    """What a span says of a try."""
+    return {
+        "group_id": lease.group_id,
+        "attempt_index": leased.attempt_index,
+        "try": number,
+        "purpose": lease.purpose,
+    }
 
 
 def _aborted(key: AttemptKey, error: Exception) -> Trajectory:
