@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from services.learner.types import PolicyId, Publication
 
-# Publications whose canary is kept, for reports that come late.
-_REMEMBERED = 4
+# Publications whose canary is kept, for reports that come late: a worker that is slow to load
+# must not be told that its weights are wrong.
+_REMEMBERED = 1024
 # A worker that failed to load gets the newest policy again after this.
 _RETRY_S = 1.0
 # Largest difference of a canary logprob between engine and trainer.

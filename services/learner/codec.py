@@ -152,6 +152,8 @@ def _sequence(
     covered = sum(span.length for span in spans)
     if covered != header.token_count:
         raise MalformedError(f"{where}: spans cover {covered} of {header.token_count} tokens")
+    if spans[0].author is not Author.PROMPT:
+        raise MalformedError(f"{where}: begins with no prompt; nothing predicts its first token")
     _check_order(spans, where)
     token_ids = np.frombuffer(ids, dtype="<i4")
     if token_ids.min() < 0 or token_ids.max() >= limits.vocab_size:
@@ -194,6 +196,8 @@ def _trajectory(
     stop = _STOPS.get(header.stop_reason)
     if reward is not None and (stop is None or not sequences):
         raise MalformedError("a graded attempt needs a stop reason and at least one sequence")
+    if header.HasField("partial_reward") and not math.isfinite(header.partial_reward):
+        raise MalformedError(f"partial_reward {header.partial_reward} is not finite")
     if len(header.detail) > _MAX_DETAIL:
         raise MalformedError(f"detail has {len(header.detail)} characters; at most {_MAX_DETAIL}")
     return Trajectory(

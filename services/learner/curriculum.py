@@ -13,6 +13,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+# Capability of a worker whose engine and prompts take images, and the tasks that need it.
+IMAGES = "images"
+_WITH_IMAGES = ("computer_use", "browser_use")
+
 
 class TaskFileError(ValueError):
     """A task file is not usable; the message names the file, the place and the fix."""
@@ -25,6 +29,11 @@ class Task:
     key: str
     env_key: str
     json: str
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Capabilities that a worker must have for it, in the words of LeaseGroup."""
+        return _needs(self.json)
 
 
 class Curriculum:
@@ -72,6 +81,12 @@ def load_tasks(path: Path) -> list[Task]:
     tasks = [_task(row, f"{path}: task {number}") for number, row in enumerate(rows)]
     _refuse_repeats(tasks, path)
     return tasks
+
+
+@lru_cache(maxsize=4096)
+def _needs(text: str) -> frozenset[str]:
+    modality = json.loads(text).get("task_modality", "tool_use")
+    return frozenset({IMAGES}) if modality in _WITH_IMAGES else frozenset()
 
 
 def _task(row: object, where: str) -> Task:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 from uuid import uuid4
 
+from services.common.log import get_logger
 from services.learner import trajectory as trajectories
 from services.learner.batcher import Batch, Batcher, ReadyGroup, Record, record_of
 from services.learner.dispatch_types import (
@@ -20,6 +21,7 @@ from services.learner.dispatch_types import (
     Receipt,
     UnknownPolicyError,
     attempt_seed,
+    check_temperature,
     now,
 )
 from services.learner.group_types import Ended, GroupSpec, Lease, LeaseLostError, Purpose
@@ -27,10 +29,12 @@ from services.learner.journal import ContentConflictError, Journal
 from services.learner.journal_schema import StoredGroup
 from services.learner.leases import LeaseBook
 from services.learner.lineage import Lineage, Standing
+from services.learner.records import Records
 from services.learner.tally import Tally
 from services.learner.trajectory import Trajectory
-from services.learner.types import AttemptKey, PolicyId
+from services.learner.types import PolicyId
 
+_log = get_logger(__name__)
 T = TypeVar("T")
 
 _REMEMBERED_REQUESTS = 4096
@@ -65,9 +69,12 @@ class Dispatcher:
         self._journal = journal
         self._seed = seed
         self._max_requeues = max_requeues
-        self._records: dict[str, dict[AttemptKey, Record]] = {}
-        self._leased_at: dict[str, float] = {}
-        self._answers: OrderedDict[str, str] = OrderedDict()
+        # How long a trajectory waits for the report on a policy that wrote some of it.
+        self.report_grace_s = 5.0
+        self._lacking: frozenset[str] = frozenset()
+        self._records = Records()
+        # Leases by (worker_id, request_id).
+        self._answers: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._journaling: dict[str, asyncio.Task[None]] = {}
         self._writes: set[asyncio.Task[Any]] = set()
 
@@ -76,13 +83,14 @@ class Dispatcher:
     async def lease(self, request: LeaseRequest, poll_s: float) -> Lease | None:
         """Wait up to `poll_s` for a group; a repeated request gets the lease it got before."""
         self._greet(request)
+        asked = (request.worker_id, request.request_id)
         try:
             async with asyncio.timeout(poll_s), self.changed:
-                while request.request_id not in self._answers and not self._grant(request):
+                while asked not in self._answers and not self._grant(request):
                     await self.changed.wait()
         except TimeoutError:
             return None
-        lease_id = self._answers[request.request_id]
+        lease_id = self._answers[asked]
         if writing := self._journaling.get(lease_id):
             await asyncio.shield(writing)
         return self.book.holder(lease_id)
@@ -97,9 +105,15 @@ class Dispatcher:
         self.book.release(worker_id, lease_ids)
         await self.notify()
 
-    async def set_holding(self, worker_id: str, policy: PolicyId) -> None:
+    async def serves(self, worker_id: str, policy: PolicyId) -> None:
         """A worker's engine serves a policy now: it may get work that it could not before."""
-        self.book.workers.holds(worker_id, policy)
+        self.book.workers.serves(worker_id, policy)
+        await self.notify()
+
+    async def serves_nothing(self, worker_id: str, refused: PolicyId) -> None:
+        """A worker's engine has other weights than it says: others do its work (I6)."""
+        self.book.workers.serves_nothing(worker_id, refused)
+        self.book.end_leases_of(worker_id)
         await self.notify()
 
     # --- trajectories
@@ -123,13 +137,39 @@ class Dispatcher:
         for policy in trajectory.policies:
             if self.lineage.standing(policy) is Standing.UNKNOWN:
                 raise UnknownPolicyError(f"{policy.run_epoch}:{policy.version} was never published")
-        return await self._finish(self._store(spec, trajectory))
+        check_temperature(spec, trajectory)
+        holder = self.book.holder(trajectory.lease_id)
+        served = holder and await self._served(holder.worker_id, trajectory.policies)
+        dropped = "" if served else "unverified_policy"
+        return await self._finish(self._store(spec, trajectory, dropped))
 
-    async def _store(self, spec: GroupSpec, trajectory: Trajectory) -> Receipt:
-        record = record_of(trajectory, self._unusable(spec, trajectory.policies))
+    async def _served(self, worker_id: str, policies: Sequence[PolicyId]) -> bool:
+        """Whether a worker has shown that it serves these policies (I6).
+
+        An engine samples from new weights a moment before its report arrives, so this waits.
+        Reports to an earlier epoch are not known any more; its policies are believed.
+        """
+        mine = {policy for policy in policies if policy.run_epoch == self.run_epoch}
+
+        def shown() -> bool:
+            worker = self.book.workers.get(worker_id)
+            return not mine.difference(worker.served if worker else ())
+
+        try:
+            async with asyncio.timeout(self.report_grace_s), self.changed:
+                await self.changed.wait_for(shown)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _store(self, spec: GroupSpec, trajectory: Trajectory, dropped: str) -> Receipt:
+        why = dropped or self._unusable(spec, trajectory.policies)
+        record = record_of(trajectory, why)
         new = await self._journal.receive(trajectory, record.dropped)
-        ended = self._take(spec, record) if new else None
-        if ended:
+        if new and not self.book.waits_for(trajectory.key):
+            # Its group or its attempt came to its end while this was written.
+            await self._journal.drop_late(trajectory.key)
+        elif new and (ended := self._take(spec, record)):
             await self._settle([ended])
         complete = self.book.holder(trajectory.lease_id) is None
         return Receipt(repeated=not new, group_complete=complete)
@@ -143,8 +183,8 @@ class Dispatcher:
 
     def _take(self, spec: GroupSpec, record: Record) -> Ended | None:
         key = record.trajectory.key
-        self._records.setdefault(spec.group_id, {})[key] = record
-        self.tally.received(record, spec.purpose)
+        self._records.add(record)
+        self.tally.received(record, spec)
         graded = record.trajectory.reward is not None and not record.dropped
         return self.book.record(key, graded=graded, oldest_version=record.oldest_version)
 
@@ -153,6 +193,14 @@ class Dispatcher:
     async def expire(self) -> None:
         """Take back overdue leases and end overdue groups; call it now and then."""
         await self._settle(self.book.expire(now()))
+        lacking = self.book.missing_capabilities(now()) - self._lacking
+        if lacking:
+            self._lacking |= lacking
+            _log.error(
+                "tasks wait for a capability that no rollout worker has; add such a worker, or"
+                " take these tasks out of the task file",
+                capabilities=sorted(lacking),
+            )
 
     async def published(self, policy: PolicyId, trained: Batch | None) -> None:
         """A new policy is out: free the slots of its step, and drop what is now too old."""
@@ -172,7 +220,7 @@ class Dispatcher:
                 await self.changed.wait()
 
     async def add_eval(self, specs: Sequence[GroupSpec]) -> None:
-        self.book.add_eval(specs)
+        self.book.add(specs)
         await self.notify()
 
     async def drop_eval(self, group_ids: Sequence[str], reason: str) -> None:
@@ -182,17 +230,17 @@ class Dispatcher:
         """Take up a group of an earlier epoch, its trajectories and its lease."""
         spec = stored.spec
         if not stored.leased:
-            self.book.requeue(spec)
+            self.book.add([spec])
             return
         self.book.restore(spec, now())
         ended = [
-            self._take(spec, record_of(t, self._unusable(spec, t.policies)))
-            for t in stored.trajectories
+            self._take(spec, record_of(t, dropped or self._unusable(spec, t.policies)))
+            for t, dropped in stored.trajectories
         ]
         if stored.lease:
             lease_id, worker_id, incarnation, request_id = stored.lease
             self.book.restore_lease(lease_id, spec.group_id, (worker_id, incarnation), now())
-            self._remember(request_id, lease_id)
+            self._remember((worker_id, request_id), lease_id)
         await self._settle([e for e in ended if e])
 
     async def drain(self) -> None:
@@ -208,7 +256,9 @@ class Dispatcher:
 
     def _greet(self, request: LeaseRequest) -> None:
         self.book.greet(request.worker_id, request.incarnation, now())
-        self.book.workers.holds(request.worker_id, request.holding)
+        worker = self.book.workers.get(request.worker_id)
+        if worker and worker.incarnation == request.incarnation:
+            worker.capabilities = request.capabilities
 
     def _grant(self, request: LeaseRequest) -> bool:
         """Lease something to a polling worker, if there is something for it."""
@@ -219,19 +269,21 @@ class Dispatcher:
             self._greet(request)
         elif worker.incarnation != request.incarnation:
             return False
+        if request.holding is None:
+            return False
         lease_id = uuid4().hex
         lease = self.book.lease(request.worker_id, request.free_attempts, lease_id, now())
         if lease is None:
             return False
-        self._remember(request.request_id, lease_id)
-        self._leased_at.setdefault(lease.group.group_id, now())
+        self._remember((request.worker_id, request.request_id), lease_id)
+        self._records.leased(lease.group.group_id, now())
         write = self._journal.leased(lease, request.incarnation, request.request_id, self.run_epoch)
         task = self._journaling[lease_id] = self._start(write)
         task.add_done_callback(lambda _: self._journaling.pop(lease_id))
         return True
 
-    def _remember(self, request_id: str, lease_id: str) -> None:
-        self._answers[request_id] = lease_id
+    def _remember(self, asked: tuple[str, str], lease_id: str) -> None:
+        self._answers[asked] = lease_id
         while len(self._answers) > _REMEMBERED_REQUESTS:
             self._answers.popitem(last=False)
 
@@ -240,7 +292,7 @@ class Dispatcher:
         dropped = [e for e in ended if e.reason]
         requeued = [spec for e in dropped if (spec := self._replacement(e))]
         for group in ended:
-            ready = self._ready(group)
+            ready = self._records.ready(group, now())
             if group.reason:
                 self.tally.dropped(group.reason, ready)
                 self._forget([group.group.group_id])
@@ -251,8 +303,7 @@ class Dispatcher:
                 self.on_eval_group(ready)
         if dropped:
             await self._journal.drop_groups(dropped, requeued)
-        for spec in requeued:
-            self.book.requeue(spec)
+        self.book.add(requeued)
         await self.notify()
 
     async def _drop_stale(self) -> int:
@@ -266,29 +317,20 @@ class Dispatcher:
             await self._settle(ended)
         return version
 
-    def _ready(self, ended: Ended) -> ReadyGroup:
-        records = self._records.get(ended.group.group_id, {})
-        graded = tuple(records[key] for key in ended.graded)
-        others = tuple(r for key, r in records.items() if key not in ended.graded)
-        leased_at = self._leased_at.get(ended.group.group_id, now())
-        return ReadyGroup(ended.group, graded, others, leased_at, now())
-
     def _replacement(self, ended: Ended) -> GroupSpec | None:
         """A new group for a task that failed, or none when it is quarantined."""
         spec = ended.group
         if ended.reason != "too_few_graded" or spec.purpose is not Purpose.TRAIN:
             return None
         if spec.requeues >= self._max_requeues:
-            self.tally.quarantined.append(spec.task.key)
+            self.tally.quarantined(spec)
             return None
         return spec.requeued()
 
     def _forget(self, group_ids: Iterable[str]) -> None:
         ids = list(group_ids)
         self.book.free(ids)
-        for group_id in ids:
-            self._records.pop(group_id, None)
-            self._leased_at.pop(group_id, None)
+        self._records.forget(ids)
 
     def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)

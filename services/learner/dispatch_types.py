@@ -4,6 +4,10 @@ import asyncio
 import hashlib
 from dataclasses import dataclass
 
+import numpy as np
+
+from services.learner.group_types import GroupSpec
+from services.learner.trajectory import Trajectory
 from services.learner.types import PolicyId
 
 
@@ -22,8 +26,10 @@ class LeaseRequest:
     request_id: str
     worker_id: str
     incarnation: str
+    # What the worker says that its engine serves.
     holding: PolicyId | None
     free_attempts: int
+    capabilities: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,18 @@ class Receipt:
 
     repeated: bool
     group_complete: bool
+
+
+def check_temperature(spec: GroupSpec, trajectory: Trajectory) -> None:
+    """Every policy token must be sampled as the lease said; the trainer scores it so.
+
+    Raises ValueError.
+    """
+    leased = np.float32(spec.temperature)
+    spans = [span for sequence in trajectory.sequences for span in sequence.spans]
+    for span in spans:
+        if span.temperature is not None and np.float32(span.temperature) != leased:
+            raise ValueError(f"sampled at temperature {span.temperature}, the lease says {leased}")
 
 
 def now() -> float:

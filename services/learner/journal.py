@@ -125,6 +125,14 @@ class Journal:
 
         return await self._writer.write(work)
 
+    async def drop_late(self, key: AttemptKey) -> None:
+        """Note that a trajectory came when its group needed it no more."""
+        await self._execute(
+            "UPDATE trajectories SET dropped = 'late'"
+            " WHERE group_id = ? AND attempt_index = ? AND try = ? AND dropped = ''",
+            (key.group_id, key.attempt_index, key.attempt_try),
+        )
+
     async def record_digest(self, key: AttemptKey) -> bytes | None:
         """Of what is journaled under a key, if anything is."""
         return await self.read(lambda db: record_digest(db, key))

@@ -102,12 +102,18 @@ def read_group(journal: Path, group_id: str) -> list[Trajectory]:
 def _stored(db: sqlite3.Connection, row: tuple[Any, ...]) -> StoredGroup:
     *columns, leased = row
     spec = _spec(columns)
+    # A worker's newest lease names the incarnation that may still live.
     lease = db.execute(
-        "SELECT lease_id, worker_id, incarnation, request_id FROM leases"
-        " WHERE group_id = ? ORDER BY rowid DESC LIMIT 1",
+        "SELECT lease_id, worker_id, incarnation, request_id FROM leases l WHERE rowid ="
+        " (SELECT max(rowid) FROM leases WHERE group_id = ?) AND incarnation ="
+        " (SELECT incarnation FROM leases WHERE worker_id = l.worker_id"
+        "  ORDER BY rowid DESC LIMIT 1)",
         (spec.group_id,),
     ).fetchone()
-    return StoredGroup(spec, bool(leased), lease, tuple(group_trajectories(db, spec.group_id)))
+    sql = "SELECT dropped FROM trajectories WHERE group_id = ? ORDER BY attempt_index, try"
+    dropped = [why for (why,) in db.execute(sql, (spec.group_id,))]
+    tries = zip(group_trajectories(db, spec.group_id), dropped, strict=True)
+    return StoredGroup(spec, bool(leased), lease, tuple(tries))
 
 
 def _spec_text(spec: GroupSpec) -> str:

@@ -22,6 +22,7 @@ CREATE TABLE IF NOT EXISTS leases (
   lease_id TEXT PRIMARY KEY, group_id TEXT NOT NULL, worker_id TEXT NOT NULL,
   incarnation TEXT NOT NULL, request_id TEXT NOT NULL, run_epoch INTEGER NOT NULL);
 CREATE INDEX IF NOT EXISTS leases_by_group ON leases (group_id);
+CREATE INDEX IF NOT EXISTS leases_by_worker ON leases (worker_id);
 CREATE TABLE IF NOT EXISTS trajectories (
   group_id TEXT NOT NULL, attempt_index INTEGER NOT NULL, try INTEGER NOT NULL,
   reward REAL, failure TEXT, record_digest BLOB NOT NULL, content_digest BLOB NOT NULL,
@@ -67,7 +68,8 @@ class StoredGroup:
     leased: bool
     # (lease_id, worker_id, incarnation, request_id) of its newest lease.
     lease: tuple[str, str, str, str] | None
-    trajectories: tuple[Trajectory, ...]
+    # Its tries, with why they are not used, "" for those that are.
+    trajectories: tuple[tuple[Trajectory, str], ...]
 
 
 @dataclass(frozen=True, slots=True)

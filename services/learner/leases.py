@@ -12,6 +12,7 @@ the groups in the book, so none can leak. EVAL groups hold slots of their own.
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 
+from services.learner.backlog import Backlog
 from services.learner.group_types import (
     Attempt,
     Ended,
@@ -35,19 +36,21 @@ class LeaseBook:
         self.policy: PolicyId | None = None
         # How many TRAIN groups may hold a slot now, below the rule's bound near a run's end.
         self.train_slots = rules.train_slots
-        self._next_group = next_group
-        self._lease_count = 0
+        self._backlog = Backlog(next_group, bound=rules.train_slots)
         self._groups: dict[str, OpenGroup] = {}
         self._lost: deque[str] = deque()
-        self._requeued: deque[GroupSpec] = deque()
-        self._eval_waiting: deque[GroupSpec] = deque()
         self._leases: dict[str, str] = {}
         self.workers = Roster(ttl_s=rules.ttl_s)
 
     # --- workers
 
     def greet(self, worker_id: str, incarnation: str, now: float) -> None:
-        """Note that a worker lives; a new incarnation ends its predecessor's leases."""
+        """Note that a worker lives; a new incarnation ends its predecessor's leases.
+
+        A process that was replaced has no place to come back to: it changes nothing.
+        """
+        if self.workers.was_replaced(worker_id, incarnation):
+            return
         worker = self.workers.get(worker_id)
         if worker is None or worker.incarnation != incarnation:
             self.end_leases_of(worker_id)
@@ -150,16 +153,13 @@ class LeaseBook:
 
     # --- groups
 
-    def requeue(self, spec: GroupSpec) -> None:
-        """Put a group before all fresh ones."""
-        self._requeued.append(spec)
-
-    def add_eval(self, specs: Iterable[GroupSpec]) -> None:
-        self._eval_waiting.extend(specs)
+    def add(self, specs: Iterable[GroupSpec]) -> None:
+        """Have groups leased before all fresh ones."""
+        self._backlog.add(specs)
 
     def drop(self, group_ids: Collection[str], reason: str) -> list[Ended]:
         """End groups that are not complete, whatever they have."""
-        self._eval_waiting = deque(g for g in self._eval_waiting if g.group_id not in group_ids)
+        self._backlog.drop(group_ids)
         known = [self._groups[i] for i in group_ids if i in self._groups]
         return [self._end(group, reason) for group in known if not group.complete]
 
@@ -195,6 +195,20 @@ class LeaseBook:
             self._lost.remove(group_id)
             self._grant(group, worker_id, lease_id, now)
 
+    def missing_capabilities(self, now: float) -> frozenset[str]:
+        """What waiting groups need and no worker that lives can do."""
+        if not self.workers.alive(now):
+            return frozenset()
+        lost = [self._groups[group_id].spec for group_id in self._lost]
+        specs = [*self._backlog, *lost]
+        needed = frozenset[str]().union(*(spec.task.needs for spec in specs))
+        return needed - self.workers.capabilities(now)
+
+    def waits_for(self, key: AttemptKey) -> bool:
+        """Whether a try would still change its group: neither is over."""
+        group = self._groups.get(key.group_id)
+        return bool(group and not group.complete and not group.attempts[key.attempt_index].ended)
+
     # --- counts
 
     def held(self, purpose: Purpose = Purpose.TRAIN) -> int:
@@ -213,6 +227,8 @@ class LeaseBook:
 
     def _may_have_more(self, worker: Worker, purpose: Purpose, now: float) -> bool:
         slots = self.train_slots if purpose is Purpose.TRAIN else self.rules.eval_slots
+        if not slots:
+            return False
         share = self.workers.share(worker, slots, now)
         specs = [group.spec for lease in worker.leases if (group := self._leased(lease))]
         return sum(1 for spec in specs if spec.purpose is purpose) < share
@@ -222,41 +238,24 @@ class LeaseBook:
     ) -> OpenGroup | None:
         for group_id in self._lost:
             group = self._groups[group_id]
-            if group.spec.purpose is purpose and self._fits(worker, group, free_attempts):
+            if group.spec.purpose is purpose and worker.may_take(group, self.policy, free_attempts):
                 self._lost.remove(group_id)
                 return group
-        spec = self._peek(purpose)
+        spec = self._next(worker, purpose)
         if spec is None:
             return None
         group = self._open(spec, now)
-        if not self._fits(worker, group, free_attempts):
+        if not worker.may_take(group, self.policy, free_attempts):
             return None
-        self._take(purpose)
+        self._backlog.take(spec)
         self._groups[spec.group_id] = group
         return group
 
-    def _peek(self, purpose: Purpose) -> GroupSpec | None:
+    def _next(self, worker: Worker, purpose: Purpose) -> GroupSpec | None:
+        slots = self.free_slots
         if purpose is Purpose.EVAL:
-            free = self.held(purpose) < self.rules.eval_slots
-            return self._eval_waiting[0] if free and self._eval_waiting else None
-        if not self.free_slots:
-            return None
-        if not self._requeued:
-            self._requeued.append(self._next_group())
-        return self._requeued[0]
-
-    def _take(self, purpose: Purpose) -> None:
-        (self._eval_waiting if purpose is Purpose.EVAL else self._requeued).popleft()
-
-    def _fits(self, worker: Worker, group: OpenGroup, free_attempts: int) -> bool:
-        exact = group.spec.exact_policy
-        holding = worker.holding
-        if holding is None or self.policy is None:
-            return False
-        if holding != exact if exact else holding < self.policy:
-            return False
-        # A worker smaller than a group takes one all the same when it has nothing else.
-        return free_attempts >= len(group.missing) or not worker.leases
+            slots = self.rules.eval_slots - self.held(purpose)
+        return self._backlog.first(purpose, worker.capabilities) if slots > 0 else None
 
     def _open(self, spec: GroupSpec, now: float) -> OpenGroup:
         attempts = [Attempt() for _ in range(spec.size)]

@@ -26,9 +26,9 @@ class Lineage:
         self._fingerprints[policy.run_epoch, policy.version] = policy.fingerprint
 
     def standing(self, policy: PolicyId) -> Standing:
-        """A policy named with another fingerprint than the published one is unknown."""
+        """A policy named with another fingerprint than the published one, or none, is unknown."""
         known = self._fingerprints.get((policy.run_epoch, policy.version))
-        if known is None or (policy.fingerprint and policy.fingerprint != known):
+        if known is None or policy.fingerprint != known:
             return Standing.UNKNOWN
         later = [fork for epoch, fork in self._forks.items() if epoch > policy.run_epoch]
         survives = all(policy.version <= fork for fork in later)

@@ -81,8 +81,10 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
             code = grpc.StatusCode.INVALID_ARGUMENT
             raise refuse(code, "MALFORMED_REPORT", str(error)) from error
         if accepted:
-            await self._dispatcher.set_holding(request.worker_id, policy)
+            await self._dispatcher.serves(request.worker_id, policy)
         else:
+            if applied or request.outcome == pb.UPDATE_OUTCOME_ENGINE_FAILED:
+                await self._dispatcher.serves_nothing(request.worker_id, policy)
             _log.warning(
                 "policy refused",
                 worker=request.worker_id,
@@ -93,6 +95,14 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
         return pb.ReportPolicyResponse(accepted=accepted)
 
     def _admit(self, request: pb.AttachRequest) -> Member:
+        book = self._dispatcher.book
+        if book.workers.was_replaced(request.worker_id, request.incarnation):
+            message = f"another process is {request.worker_id} by now; end this one"
+            raise refuse(grpc.StatusCode.NOT_FOUND, "UNKNOWN_WORKER", message)
+        book.greet(request.worker_id, request.incarnation, now())
+        # What it holds but has not shown here to serve is sent again, to be scored.
+        claimed = codec.policy_id(request.holding) if request.HasField("holding") else None
+        shown = book.workers[request.worker_id].holding
         transports = set(request.transports)
         member = Member(
             worker_id=request.worker_id,
@@ -100,12 +110,9 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
             devices=request.device_count,
             shares_memory=pb.TRANSPORT_SHM in transports and request.host_digest == host_digest(),
             can_fetch=pb.TRANSPORT_GRPC in transports and self._weight_server is not None,
-            holding=codec.policy_id(request.holding) if request.HasField("holding") else None,
+            holding=claimed if claimed == shown else None,
         )
-        book = self._dispatcher.book
-        book.greet(member.worker_id, member.incarnation, now())
         book.workers.attach(member.worker_id, member.devices)
-        book.workers.holds(member.worker_id, member.holding)
         try:
             self._broadcast.attach(member)
         except NoCommonTransportError as error:

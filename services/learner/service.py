@@ -81,6 +81,7 @@ class GroupService(group_service_pb2_grpc.GroupServiceServicer):
             incarnation=request.incarnation,
             holding=codec.policy_id(request.holding) if request.HasField("holding") else None,
             free_attempts=request.free_attempts,
+            capabilities=frozenset(request.capabilities),
         )
         if not (poll.request_id and poll.worker_id and poll.incarnation):
             code = grpc.StatusCode.INVALID_ARGUMENT

@@ -41,7 +41,7 @@ def make_book(rules: LeaseRules = RULES, *, size: int = 3) -> LeaseBook:
 def join(book: LeaseBook, worker_id: str = "a", *, version: int = 0, devices: int = 1) -> None:
     book.greet(worker_id, "first", 0.0)
     book.workers.attach(worker_id, devices)
-    book.workers.holds(worker_id, PolicyId(1, version))
+    book.workers.serves(worker_id, PolicyId(1, version))
 
 
 def lease_one(book: LeaseBook, lease_id: str, worker_id: str = "a", *, now: float = 0.0) -> Lease:
@@ -81,7 +81,7 @@ def test_a_worker_below_the_newest_policy_gets_nothing() -> None:
     join(book)
     book.policy = PolicyId(1, 1)
     assert book.lease("a", 64, "x", 0.0) is None
-    book.workers.holds("a", PolicyId(1, 1))
+    book.workers.serves("a", PolicyId(1, 1))
     assert lease_one(book, "x").min_policy == PolicyId(1, 1)
 
 
@@ -102,7 +102,7 @@ def test_evaluation_goes_first_and_only_to_the_exact_policy() -> None:
     join(book, "new", version=1)
     book.policy = PolicyId(1, 0)
     exact = PolicyId(1, 0)
-    book.add_eval([GroupSpec("e0", -1, TASK, Purpose.EVAL, 1, 0.0, 0, "eval", exact)])
+    book.add([GroupSpec("e0", -1, TASK, Purpose.EVAL, 1, 0.0, 0, "eval", exact)])
     assert lease_one(book, "n", "new").group.purpose is Purpose.TRAIN
     assert lease_one(book, "o", "old").group.purpose is Purpose.EVAL
 
@@ -210,7 +210,7 @@ class _Run:
         worker = self.chooser.choice("abc")
         self.book.greet(worker, self.chooser.choice("1111111112"), self.now)
         self.book.workers.attach(worker, self.chooser.randint(1, 4))
-        self.book.workers.holds(worker, PolicyId(1, self.version))
+        self.book.workers.serves(worker, PolicyId(1, self.version))
 
     def lease(self) -> None:
         worker = self.chooser.choice("abc")
