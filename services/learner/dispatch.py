@@ -47,6 +47,9 @@ class Dispatcher:
     event loop; `changed` is notified after anything that a waiter may be waiting for.
     """
 
+    # How long a trajectory waits for the report on a policy that wrote some of it.
+    report_grace_s = 5.0
+
     def __init__(
         self,
         book: LeaseBook,
@@ -69,8 +72,6 @@ class Dispatcher:
         self._journal = journal
         self._seed = seed
         self._max_requeues = max_requeues
-        # How long a trajectory waits for the report on a policy that wrote some of it.
-        self.report_grace_s = 5.0
         self._lacking: frozenset[str] = frozenset()
         self._records = Records()
         # Leases by (worker_id, request_id).

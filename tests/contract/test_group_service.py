@@ -153,6 +153,24 @@ def _policy_goes_back(s: Submission) -> None:
     s.header.sequences[0].spans[1].policy.version = 1
 
 
+def _begins_with_the_policy(s: Submission) -> None:
+    spans = s.header.sequences[0].spans
+    spans[0].length = 0
+    spans[1].length = 5
+    del spans[0]
+    s.logprobs[0] = np.full(7, -1.0, dtype="<f4").tobytes()
+
+
+def _other_temperature(s: Submission) -> None:
+    for span in s.header.sequences[0].spans:
+        if span.HasField("temperature"):
+            span.temperature = 0.0
+
+
+def _partial_reward_is_no_number(s: Submission) -> None:
+    s.header.partial_reward = float("nan")
+
+
 def _attempt_out_of_bounds(s: Submission) -> None:
     s.header.key.attempt_index = 2
 
@@ -162,7 +180,8 @@ def _attempt_out_of_bounds(s: Submission) -> None:
     [
         *(_not_a_number, _positive, _too_few_logprobs, _odd_bytes, _foreign_token),
         *(_negative_token, _uncovered, _no_outcome, _infinite_reward, _no_stop, _wrong_digest),
-        *(_too_long, _policy_goes_back, _attempt_out_of_bounds),
+        *(_too_long, _policy_goes_back, _attempt_out_of_bounds, _begins_with_the_policy),
+        *(_other_temperature, _partial_reward_is_no_number),
     ],
     ids=lambda spoil: spoil.__name__.strip("_"),
 )

@@ -191,7 +191,14 @@ def failed(
 class FakeWorker:
     """Leases, plays and submits until it is stopped; takes every update at once."""
 
-    def __init__(self, address: str, worker_id: str = "w0", *, delay_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        address: str,
+        worker_id: str = "w0",
+        *,
+        delay_s: float = 0.0,
+        report_delay_s: float = 0.0,
+    ) -> None:
         self.worker_id = worker_id
         self.incarnation = uuid4().hex
         self.policy = policy_pb2.PolicyId()
@@ -199,6 +206,7 @@ class FakeWorker:
         self.receipts: dict[tuple[str, int, int], bytes] = {}
         self.updates: list[policy_service_pb2.Update] = []
         self._delay_s = delay_s
+        self._report_delay_s = report_delay_s
         self.channel = rpc.channel(address, token=TOKEN, metadata=self._metadata)
         groups = group_service_pb2_grpc.GroupServiceStub(self.channel)
         policies = policy_service_pb2_grpc.PolicyServiceStub(self.channel)
@@ -231,6 +239,7 @@ class FakeWorker:
                 outcome=policy_service_pb2.UPDATE_OUTCOME_APPLIED,
             )
             self.policy.CopyFrom(update.policy)
+            await asyncio.sleep(self._report_delay_s)
             await self.policies.ReportPolicy(report)
             self.updated.set()
 
