@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from services.common import trace
+from services.common.errors import ConfigError
 from services.common.log import bind_process, get_logger
 from services.learner.batcher import Batch, train_batch
 from services.learner.broadcast import Announcement
@@ -74,6 +75,8 @@ class Loop:
         with parts.watchdog.stage("start ranks"):
             info = await parts.ranks.start(Path(newest.directory) if newest else None)
         self._version = self._saved_step = newest.step if newest else 0
+        if newest is None:
+            await self._check_initial_policy()
         for plan in await parts.journal.plans_after(self._version):
             if plan.step != self._version + 1:
                 raise ReplayError(f"the journal has no plan for step {self._version + 1}")
@@ -82,6 +85,15 @@ class Loop:
         self._on_loaded(info)
         _log.info("loaded", parameters=info.parameters, step=self._version)
         self._watch.lap()
+
+    async def _check_initial_policy(self) -> None:
+        """Refuse to train on from other weights than those that the run began with."""
+        known = self._parts.dispatcher.lineage.fingerprints_of(0)
+        if known and (await self._parts.ranks.publish(0)).fingerprint not in known:
+            raise ConfigError(
+                "policy.model: its weights are not those that this run began with, and the run has"
+                " no checkpoint yet: restore them, or start a new run"
+            )
 
     async def _collect(self) -> Batch:
         phase = Phase.EVALUATING if self._evaluating else Phase.SAMPLING
