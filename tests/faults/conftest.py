@@ -1,0 +1,53 @@
+"""A small policy and tasks for it, made once."""
+
+import json
+import os
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from environments.scenario import APPS
+from environments.tasks import make_tasks
+from tests.faults.harness import FaultRun, spec
+from tests.faults.small_policy import write_policy
+
+TASKS = 60
+
+
+@pytest.fixture(scope="session")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tasks") / "tasks.json"
+    made = list(make_tasks(list(APPS), "train", TASKS))
+    assert len({task["prompt"] for task in made}) == TASKS, "the engine knows tasks by prompts"
+    path.write_text(json.dumps({"tasks": made}))
+    return path
+
+
+@pytest.fixture(scope="session")
+def policy(tasks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("policy")
+    write_policy(folder, [tasks.read_text()])
+    return folder
+
+
+@pytest.fixture
+async def new_run(
+    tmp_path: Path, policy: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncGenerator[Callable[..., FaultRun]]:
+    """Makes the run of a spec with changes to its sections; what it leaves running is killed."""
+    monkeypatch.setenv("FLOTILLA_TEST_TASKS", str(tasks))
+    monkeypatch.setenv("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))
+    made: list[FaultRun] = []
+
+    def make(*, learner: dict[str, Any] | None = None, **sections: Any) -> FaultRun:
+        wish = spec(policy, tasks, **(learner or {}))
+        for name, changes in sections.items():
+            wish[name] = {**wish[name], **changes} if isinstance(changes, dict) else changes
+        made.append(FaultRun(tmp_path, wish))
+        return made[-1]
+
+    yield make
+    for run in made:
+        await run.end()

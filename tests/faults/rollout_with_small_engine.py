@@ -1,0 +1,32 @@
+"""The rollout service with `SmallEngine` as its fake engine: a module for `[launcher.modules]`.
+
+`FLOTILLA_TEST_TASKS` names the task file that the engine knows the answers to.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+# The tokenizer does without it, and importing it would take most of a test's time.
+modules: dict[str, Any] = sys.modules
+modules["torch"] = None
+
+from services.common.main import entry  # noqa: E402
+from services.rollout.__main__ import DOC, load, registry  # noqa: E402
+from services.rollout.adapters import fake  # noqa: E402
+from services.rollout.config import RolloutConfig  # noqa: E402
+from services.rollout.ports import Tokenizer  # noqa: E402
+from tests.faults.small_engine import SmallEngine  # noqa: E402
+
+TURN_S = 0.1
+
+
+def _engine(tokenizer: Tokenizer, turn_end_id: int) -> SmallEngine:
+    tasks = Path(os.environ["FLOTILLA_TEST_TASKS"])
+    return SmallEngine(tokenizer, turn_end_id, tasks, turn_s=TURN_S)
+
+
+if __name__ == "__main__":
+    setattr(fake, "FakeEngine", _engine)  # noqa: B010 - a class in place of which a function stands
+    entry("rollout", RolloutConfig, load, doc=DOC, registry=registry)

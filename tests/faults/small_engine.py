@@ -1,0 +1,73 @@
+"""An engine that follows a script but scores and updates like a real one.
+
+What it writes solves the task in about half of the attempts. The logprobs of what it wrote, and
+the canary's, are computed from the weights that it was told to load.
+"""
+
+import asyncio
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+
+from environments.oracle import plan
+from services.rollout.adapters.fake import FakeEngine
+from services.rollout.ports import EngineDead, EngineError, Tokenizer
+from services.rollout.types import Completion, PolicySpan, Publication, Sampling
+from tests.faults.small_policy import Array, token_logprobs
+
+ANSWER = "<|im_start|>assistant\n"
+QUESTION = "<|im_start|>user\n"
+
+
+class SmallEngine(FakeEngine):
+    """Knows the tasks of `tasks` by their prompts; takes `turn_s` seconds for a turn."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, turn_end_id: int, tasks: Path, *, turn_s: float
+    ) -> None:
+        super().__init__(tokenizer, turn_end_id)
+        listed = json.loads(tasks.read_text())["tasks"]
+        self._tasks: dict[str, Any] = {task["prompt"]: task for task in listed}
+        self._words = tokenizer
+        self._end = turn_end_id
+        self._turn_s = turn_s
+        self._weights: dict[str, Array] = {}
+
+    async def generate(
+        self, token_ids: NDArray[np.int32], sampling: Sampling, max_tokens: int
+    ) -> Completion:
+        if self.death.done():
+            raise EngineDead(self.death.result())
+        await asyncio.sleep(self._turn_s)
+        policy, weights = self.policy, self._weights
+        if policy is None:
+            raise EngineError("no policy is loaded")
+        text = self._turn(self._words.decode(token_ids.tolist()), sampling.seed)
+        ids = [*self._words.encode(text), self._end]
+        kept = np.array(ids[:max_tokens], np.int32)
+        scores = token_logprobs(weights, np.concatenate([token_ids, kept]))
+        spans = (PolicySpan(policy, len(kept)),)
+        return Completion(kept, scores[-len(kept) :], spans, cut=len(ids) > max_tokens)
+
+    def _turn(self, text: str, seed: int) -> str:
+        """The next call of the plan; a lazy half of the attempts says at once that it is done."""
+        prompt = text.split(QUESTION, 1)[1].split("<|im_end|>", 1)[0]
+        calls = plan(self._tasks[prompt])
+        turn = text.count(ANSWER) - 1
+        if turn >= len(calls) or random.Random(seed).random() < 0.5:
+            return "<done>"
+        name, arguments = calls[turn]
+        body = json.dumps({"name": name, "arguments": arguments})
+        return f"<tool_call>\n{body}\n</tool_call>"
+
+    async def load(self, publication: Publication, path: Path) -> None:
+        self._weights = load_file(path)
+        await super().load(publication, path)
+
+    async def score(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+        return token_logprobs(self._weights, token_ids)

@@ -1,0 +1,129 @@
+"""kill -9 of any process of a run: the run goes on, and nothing is trained twice or lost."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from services.common.config import parse
+from services.common.spec import PolicyConfig
+from services.learner.adapters.ranks_local import LocalRanks
+from services.learner.batcher import train_batch
+from services.learner.config import LearnerConfig
+from services.learner.journal import open_journal
+from tests.faults.harness import (
+    ENGINE,
+    ENVIRONMENTS,
+    GATEWAY,
+    LEARNER,
+    MCP,
+    RANK,
+    ROLLOUT,
+    VLLM_ROLLOUT,
+    FaultRun,
+)
+from tests.faults.small_policy import redraw
+
+pytestmark = pytest.mark.timeout(400)
+NewRun = Callable[..., FaultRun]
+MODEL = "model.safetensors"
+
+
+async def test_a_run_goes_on_without_its_rollout_its_environments_and_its_gateway(
+    new_run: NewRun,
+) -> None:
+    run = new_run(env_gateway=MCP, learner={"steps": 8})
+    await run.train()
+    for module in (ROLLOUT, ENVIRONMENTS, GATEWAY):
+        await run.step(run.steps() + 1)
+        before = run.processes(module)
+        run.kill(module)
+        await run.restarted(module, before)
+        await run.step(run.steps() + 1)
+    await run.completes()
+    await run.check_end(8)
+
+
+async def test_a_killed_learner_ends_with_the_parameters_of_an_undisturbed_one(
+    new_run: NewRun, policy: Path, tmp_path: Path
+) -> None:
+    run = new_run(learner={"steps": 6, "checkpoint": {"every": 3}})
+    await run.train()
+    await run.step(1)
+    run.keep_payloads()
+    run.kill_launcher()
+    run.kill(LEARNER, RANK, ROLLOUT, GATEWAY)
+    assert await run.exit() == 1
+    await _refuses_another_policy(run, policy)
+    await run.train("--resume")
+    await run.step(5)
+    run.kill(LEARNER, RANK)
+    await run.completes()
+    await run.check_end(6)
+    final = (run.folder / "checkpoints" / "step-000006" / MODEL).read_bytes()
+    assert final != (policy / MODEL).read_bytes()
+    assert final == await _replayed(run, tmp_path)
+
+
+async def _refuses_another_policy(run: FaultRun, policy: Path) -> None:
+    kept = (policy / MODEL).read_bytes()
+    redraw(policy, seed=1)
+    await run.train("--resume")
+    assert await run.exit() == 1, run.state()
+    assert "its weights are not those that this run began with" in run.output
+    (policy / MODEL).write_bytes(kept)
+    run.check_books()
+
+
+@pytest.mark.slow
+async def test_a_run_goes_on_without_its_rank(new_run: NewRun) -> None:
+    run = new_run()
+    await run.train()
+    await run.step(2)
+    before = run.processes(RANK)
+    run.kill(RANK)
+    await run.restarted(RANK, before)
+    await run.completes()
+    await run.check_end(6)
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.parametrize("module", [ENGINE, VLLM_ROLLOUT])
+async def test_a_run_with_a_real_engine_goes_on_without_it(new_run: NewRun, module: str) -> None:
+    run = new_run(
+        learner={"steps": 4},
+        rollout={"max_generate_length": 16, "engine": {"device": "cpu", "max_num_seqs": 8}},
+        launcher={"modules": {}},
+    )
+    run.limit_s = 240.0
+    await run.train()
+    await run.step(1)
+    before = run.processes(module)
+    run.kill(module)
+    await run.restarted(module, before)
+    await run.completes()
+    await run.check_end(4)
+    journaled = run.query("SELECT DISTINCT run_epoch FROM epochs")
+    assert len(journaled) == 1, "the learner went on undisturbed"
+
+
+async def _replayed(run: FaultRun, scratch: Path) -> bytes:
+    """The model file of one rank that trains on all journaled plans in one go."""
+    wish = json.loads((run.folder / "spec.json").read_text())
+    config = parse(LearnerConfig, wish["learner"], where="learner")
+    policy = parse(PolicyConfig, wish["policy"], where="policy")
+    journal = open_journal(run.folder)
+    shm = scratch / "shm"
+    shm.mkdir()
+    ranks = LocalRanks("replay", policy, config, scratch / "rank.log", shm)
+    try:
+        await ranks.start(None)
+        for plan in await journal.plans_after(0):
+            await ranks.train(train_batch(plan.step, await journal.load(plan.attempts)))
+        await ranks.save(scratch / "replayed")
+    finally:
+        await ranks.close()
+        await journal.close()
+    return (scratch / "replayed" / MODEL).read_bytes()
