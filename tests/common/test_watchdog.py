@@ -83,3 +83,19 @@ def test_a_stage_that_fails_is_left(error: type[BaseException]) -> None:
     with pytest.raises(error), watchdog.stage("x"):
         raise error
     assert watchdog.standstills(100.0) == []
+
+
+def test_many_stages_of_one_name_are_one_report() -> None:
+    stages = Stages()
+    for number in range(300):
+        stages.enter("call tool", 10, now=number / 100)
+    assert stages.standstills(11) == [Standstill("call tool", 11, count=300)]
+
+
+def test_what_was_reported_is_reported_again_after_it_has_moved() -> None:
+    stages = Stages()
+    stages.enter("generate", 10, now=0)
+    assert stages.standstills(15) == [Standstill("generate", 15)]
+    stages.progress("generate", now=20)
+    assert stages.standstills(25) == []
+    assert stages.standstills(31) == [Standstill("generate", 11)]
