@@ -1,13 +1,10 @@
 """One attempt at one task, from the open episode to the reward."""
 
 import asyncio
-import hashlib
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-
-import numpy as np
+from dataclasses import dataclass
 
 from services.common import trace
 from services.common.watchdog import Watchdog
@@ -24,13 +21,11 @@ from services.rollout.ports import (
     Tokenizer,
 )
 from services.rollout.prompt import PromptBuilder
+from services.rollout.record import State, digests, failed, finished
 from services.rollout.transcript import Transcript
 from services.rollout.types import (
-    MAX_DETAIL,
     AttemptKey,
     Completion,
-    Counts,
-    EpisodeInfo,
     FailureKind,
     Grade,
     OpenRequest,
@@ -47,6 +42,13 @@ Observer = Callable[[str, str], None]
 _GENERATE = "generate"
 # Outcomes after which the state of the environment cannot be known or reached.
 LOST = (ToolOutcome.SESSION_LOST, ToolOutcome.OUTCOME_UNKNOWN)
+# An attempt that had less than this share of its time, because its group or episode ended sooner,
+# says nothing about the policy.
+FAIR_SHARE = 0.5
+
+
+class CutShort(Exception):
+    """Time ran out, and not by what the policy did: such an attempt must not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,21 +78,6 @@ class Attempt:
     budget_s: float
 
 
-@dataclass(slots=True)
-class _State:
-    """What has happened so far in one attempt."""
-
-    started: float
-    transcript: Transcript = field(default_factory=lambda: Transcript([]))
-    counts: Counts = field(default_factory=Counts)
-    turns: list[TurnTiming] = field(default_factory=list[TurnTiming])
-    messages: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
-    asked: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
-    info: EpisodeInfo | None = None
-    answer: str | None = None
-    digests: dict[str, bytes] = field(default_factory=dict[str, bytes])
-
-
 class AttemptRunner:
     """Runs attempts, any number at once; they share nothing but engine and environment."""
 
@@ -115,9 +102,11 @@ class AttemptRunner:
     async def run(self, attempt: Attempt, observe: Observer | None = None) -> Trajectory:
         """Play the attempt to its end; what goes wrong becomes the trajectory's failure kind.
 
-        Raises EngineDead: that is no fault of the attempt and uses up no try.
+        Whatever has a stop reason is graded. What failed is only closed: it is tried again, and a
+        grade of it would be in no mean. Raises EngineDead: that is no fault of the attempt and
+        uses up no try.
         """
-        state = _State(self._clock())
+        state = State(self._clock())
         request = OpenRequest(attempt.key, attempt.task_json, attempt.opening, attempt.budget_s)
         try:
             async with self._environment.open(request) as episode:
@@ -126,41 +115,46 @@ class AttemptRunner:
                 stop = await self._play(attempt, episode, state, observe)
                 grade = await self._grade(episode, state)
         except EnvironmentLost as error:
-            return _failed(attempt.key, state, FailureKind.ENV_LOST, error)
-        except RequestAborted as error:
-            return _failed(attempt.key, state, FailureKind.ABORTED, error)
+            return failed(attempt.key, state, FailureKind.ENV_LOST, str(error))
+        except (RequestAborted, CutShort) as error:
+            return failed(attempt.key, state, FailureKind.ABORTED, str(error))
         except EngineDead:
             raise
         except EngineError as error:
-            return _failed(attempt.key, state, FailureKind.ENGINE_ERROR, error)
-        return _finished(attempt.key, state, stop, grade)
+            return failed(attempt.key, state, FailureKind.ENGINE_ERROR, str(error))
+        return finished(attempt.key, state, stop, grade)
 
     async def _play(
-        self, attempt: Attempt, episode: Episode, state: _State, observe: Observer | None
+        self, attempt: Attempt, episode: Episode, state: State, observe: Observer | None
     ) -> StopReason:
-        """All turns, within what is left of the budget once grading is set aside."""
-        used = self._clock() - state.started
-        allowed = min(
-            self._limits.attempt_timeout_s - used,
-            attempt.budget_s - used - self._limits.grade_timeout_s,
-            episode.info.deadline_s - self._limits.grade_timeout_s,
-        )
+        """All turns, within what is left of the budget once grading is set aside.
+
+        How long the environment took to open is not the policy's time. Raises CutShort.
+        """
+        whole = self._limits.attempt_timeout_s
+        left = attempt.budget_s - (self._clock() - state.started)
+        allowed = min(whole, min(left, episode.info.deadline_s) - self._limits.grade_timeout_s)
         scope = asyncio.timeout(max(allowed, 0.0))
         try:
             async with scope:
                 return await self._turns(attempt, episode, state, observe or _ignore)
         except TimeoutError:
-            if scope.expired():
-                return StopReason.TIMEOUT
-            raise
+            if not scope.expired():
+                raise
+        if not state.counts.turns or allowed < FAIR_SHARE * whole:
+            raise CutShort(
+                f"{state.counts.turns} turns in the {max(allowed, 0.0):.1f} s that were left of "
+                f"{whole:.0f} s; opening took {state.counts.open_s:.1f} s"
+            )
+        return StopReason.TIMEOUT
 
     async def _turns(
-        self, attempt: Attempt, episode: Episode, state: _State, observe: Observer
+        self, attempt: Attempt, episode: Episode, state: State, observe: Observer
     ) -> StopReason:
         info = episode.info
         prompt_ids = self._prompts.prompt_ids(info.facts, info.tools)
         state.transcript = Transcript(prompt_ids)
-        state.digests = _digests(info, state.transcript)
+        state.digests = digests(info, state.transcript)
         state.messages.append({"role": "user", "content": info.facts.prompt})
         observe("prompt", self._tokenizer.decode(prompt_ids))
         while True:
@@ -171,7 +165,7 @@ class AttemptRunner:
                 return stop
 
     async def _turn(
-        self, sampling: Sampling, episode: Episode, state: _State, observe: Observer
+        self, sampling: Sampling, episode: Episode, state: State, observe: Observer
     ) -> StopReason | None:
         """One policy turn and its tool calls; None when there is a next turn."""
         began = self._clock()
@@ -204,7 +198,7 @@ class AttemptRunner:
         self._watchdog.progress(_GENERATE)
         return completion
 
-    def _read(self, completion: Completion, state: _State, observe: Observer) -> tuple[Turn, bool]:
+    def _read(self, completion: Completion, state: State, observe: Observer) -> tuple[Turn, bool]:
         """What the turn says, and whether the policy ended it by itself."""
         ids = completion.token_ids.tolist()
         ended = bool(ids) and ids[-1] == self._prompts.turn_end_id
@@ -217,7 +211,7 @@ class AttemptRunner:
         return turn, ended
 
     def _stop_reason(
-        self, turn: Turn, completion: Completion, state: _State, *, env_done: bool
+        self, turn: Turn, completion: Completion, state: State, *, env_done: bool
     ) -> StopReason | None:
         if turn.done or env_done:
             return StopReason.DONE
@@ -227,7 +221,7 @@ class AttemptRunner:
             return StopReason.MAX_TURNS
         return None
 
-    async def _execute(self, turn: Turn, episode: Episode, state: _State) -> tuple[list[str], bool]:
+    async def _execute(self, turn: Turn, episode: Episode, state: State) -> tuple[list[str], bool]:
         """Observations of all calls in order, and whether the environment ended the episode."""
         texts: list[str] = []
         for item in turn.items:
@@ -241,7 +235,7 @@ class AttemptRunner:
                 return texts, True
         return texts, False
 
-    async def _call(self, call: ToolCall, episode: Episode, state: _State) -> tuple[str, bool]:
+    async def _call(self, call: ToolCall, episode: Episode, state: State) -> tuple[str, bool]:
         counts = state.counts
         counts.tool_calls += 1
         counts.repeats += (call.name, call.arguments_json) in state.asked
@@ -253,7 +247,7 @@ class AttemptRunner:
             raise EnvironmentLost(f"{call.name}: {result.outcome}: {' '.join(result.parts)}")
         return self._prompts.observation_text(result.outcome, result.parts), result.done
 
-    async def _grade(self, episode: Episode, state: _State) -> Grade:
+    async def _grade(self, episode: Episode, state: State) -> Grade:
         """The grade of an attempt that ended by itself or by a limit."""
         began = self._clock()
         lines = "".join(json.dumps(message) + "\n" for message in state.messages)
@@ -267,43 +261,3 @@ class AttemptRunner:
 
 def _ignore(kind: str, text: str) -> None:
     """The observer of attempts that nobody watches."""
-
-
-def _digests(info: EpisodeInfo, transcript: Transcript) -> dict[str, bytes]:
-    tools = json.dumps([asdict(tool) for tool in info.tools], sort_keys=True)
-    return {
-        "tool_schema": hashlib.sha256(tools.encode()).digest(),
-        "prompt": hashlib.sha256(transcript.token_ids.astype("<i4").tobytes()).digest(),
-    }
-
-
-def _finished(key: AttemptKey, state: _State, stop: StopReason, grade: Grade) -> Trajectory:
-    return Trajectory(
-        key=key,
-        token_ids=state.transcript.token_ids,
-        spans=state.transcript.spans,
-        logprobs=state.transcript.logprobs,
-        counts=state.counts,
-        turns=tuple(state.turns),
-        grade=grade,
-        stop_reason=stop,
-        detail=grade.detail[:MAX_DETAIL],
-        info=state.info,
-        digests=state.digests,
-    )
-
-
-def _failed(key: AttemptKey, state: _State, kind: FailureKind, error: Exception) -> Trajectory:
-    """A failed try: its counts and timings, without its tokens."""
-    return Trajectory(
-        key=key,
-        token_ids=np.zeros(0, np.int32),
-        spans=(),
-        logprobs=np.zeros(0, np.float32),
-        counts=state.counts,
-        turns=tuple(state.turns),
-        failure=kind,
-        detail=str(error)[:MAX_DETAIL],
-        info=state.info,
-        digests=state.digests,
-    )

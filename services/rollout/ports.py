@@ -154,6 +154,10 @@ class Learner(Protocol):
         """Give leases back at once."""
         ...
 
+    async def withdraw(self) -> None:
+        """Give back what a `lease` that was cancelled may have been granted all the same."""
+        ...
+
     async def submit(self, lease: "Lease", trajectory: "Trajectory", timeout_s: float) -> bool:
         """Hand in a try; True when its group is complete. Raises LeaseLost."""
         ...

@@ -19,7 +19,11 @@ async def until_first(*work: Coroutine[Any, Any, Any]) -> None:
 
 
 async def cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancel and wait; results and errors of cancelled work are of no use to the caller."""
+    """Cancel and wait; results and errors of cancelled work are of no use to the caller.
+
+    What is cancelled already is left to clean up: a second cancelling would break into that.
+    """
     for task in tasks:
-        task.cancel()
+        if not task.cancelling():
+            task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -3,21 +3,18 @@
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from services.common import trace
 from services.common.log import get_logger
 from services.common.watchdog import Watchdog
 from services.rollout.episode import Attempt, AttemptRunner
 from services.rollout.ports import Clock, EngineDead, Learner, LearnerRefused, LeaseLost
+from services.rollout.record import State, failed
 from services.rollout.tasks import cancel, until_first
 from services.rollout.types import (
-    MAX_DETAIL,
     AttemptKey,
-    Counts,
     FailureKind,
     Lease,
     LeasedAttempt,
@@ -59,7 +56,12 @@ class Totals:
 
 
 class Worker:
-    """Leases groups while there is room, runs their attempts at once, hands each in."""
+    """Leases groups while there is room, runs their attempts at once, hands each in.
+
+    A group larger than the room left is run whole when the learner gives it: it gives one only to
+    a worker that has nothing else, and the engine queues what exceeds its own limit. `settled`
+    waits while the engine's newest weights are still being judged.
+    """
 
     def __init__(
         self,
@@ -69,11 +71,14 @@ class Worker:
         options: WorkerOptions,
         clock: Clock = time.monotonic,
         watchdog: Watchdog | None = None,
+        *,
+        settled: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
         self._watchdog = watchdog or Watchdog()
         self._learner = learner
         self._runner = runner
         self._policy = policy
+        self._settled = settled
         self._options = options
         self._clock = clock
         self._groups: dict[str, asyncio.Task[None]] = {}
@@ -150,7 +155,7 @@ class Worker:
 
     def _drop(self, lease_id: str) -> None:
         task = self._groups.get(lease_id)
-        if task is not None:
+        if task is not None and not task.cancelling():
             self.totals.lost_leases += 1
             log.warning("lease lost", lease=lease_id)
             task.cancel()
@@ -188,12 +193,31 @@ class Worker:
                 trajectory = await self._try(lease, leased, number, end, first=first)
                 if trajectory is None:
                     return complete
-                left = max(end - self._clock(), 0.0)
-                complete = await self._learner.submit(lease, trajectory, left)
-            if trajectory.graded or complete:
+                complete, counts = await self._submit(lease, trajectory, end)
+            if counts or complete:
                 return complete
             await asyncio.sleep(self._pause(number - leased.next_try))
         return complete
+
+    async def _submit(self, lease: Lease, trajectory: Trajectory, end: float) -> tuple[bool, bool]:
+        """Hand a try in: whether that completed the group, and whether the try counts.
+
+        What the learner refuses becomes a failed try, for the sake of the attempts beside it;
+        when it refuses that too, it refuses the worker, and LearnerRefused is raised.
+        """
+        if self._settled is not None:
+            # Weights that may yet turn out to be wrong have written nothing that is handed in.
+            await self._settled()
+        left = max(end - self._clock(), 0.0)
+        try:
+            return await self._learner.submit(lease, trajectory, left), trajectory.graded
+        except LearnerRefused as error:
+            if not trajectory.graded:
+                raise
+            log.exception("submission refused", lease=lease.lease_id, reason=str(error))
+            detail = f"the learner refused it: {error}"
+        refused = failed(trajectory.key, State(0.0), FailureKind.ABORTED, detail)
+        return await self._learner.submit(lease, refused, left), False
 
     async def _try(
         self, lease: Lease, leased: LeasedAttempt, number: int, end: float, *, first: bool
@@ -217,7 +241,7 @@ class Worker:
             # A fault of ours in one attempt must not take the others with it: it is recorded as
             # a failed try, with the stack in the log.
             log.exception("attempt failed", group=lease.group_id, index=leased.attempt_index)
-            trajectory = _aborted(attempt.key, error)
+            trajectory = failed(attempt.key, State(0.0), FailureKind.ABORTED, repr(error))
         self._count(trajectory)
         return trajectory if self._is_wanted(lease, trajectory) else None
 
@@ -244,6 +268,10 @@ class Worker:
         totals.failed += not trajectory.graded
         reason = trajectory.failure or trajectory.stop_reason or FailureKind.NO_GRADE
         totals.stop_reasons[reason] = totals.stop_reasons.get(reason, 0) + 1
+        if not trajectory.graded:
+            key, kind = trajectory.key, trajectory.failure or FailureKind.NO_GRADE
+            place = {"group": key.group_id, "index": key.attempt_index, "number": key.attempt_try}
+            log.warning("try failed", **place, kind=kind, detail=trajectory.detail)
 
     def _pause(self, failures: int) -> float:
         return self._options.retry_pause_s * 2**failures * random.uniform(0.5, 1.0)
@@ -251,16 +279,15 @@ class Worker:
     async def _give_back(self) -> None:
         """Release every lease at once, before the episodes are closed: others may begin."""
         held = list(self._groups)
-        tasks = list(self._groups.values())
-        for task in tasks:
-            task.cancel()
-        if held:
-            try:
-                async with asyncio.timeout(RELEASE_TIMEOUT_S):
+        closing = asyncio.create_task(cancel(list(self._groups.values())))
+        try:
+            async with asyncio.timeout(RELEASE_TIMEOUT_S):
+                if held:
                     await self._learner.release(held)
-            except TimeoutError:
-                log.warning("leases not released, they expire", leases=len(held))
-        await cancel(tasks)
+                await self._learner.withdraw()
+        except (TimeoutError, LearnerRefused) as error:
+            log.warning("leases not released, they expire", leases=len(held), reason=str(error))
+        await closing
 
 
 def _facts(lease: Lease, leased: LeasedAttempt, number: int) -> dict[str, str | int]:
@@ -271,15 +298,3 @@ def _facts(lease: Lease, leased: LeasedAttempt, number: int) -> dict[str, str | 
         "try": number,
         "purpose": lease.purpose,
     }
-
-
-def _aborted(key: AttemptKey, error: Exception) -> Trajectory:
-    return Trajectory(
-        key=key,
-        token_ids=np.zeros(0, np.int32),
-        spans=(),
-        logprobs=np.zeros(0, np.float32),
-        counts=Counts(),
-        failure=FailureKind.ABORTED,
-        detail=repr(error)[:MAX_DETAIL],
-    )

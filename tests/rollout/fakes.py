@@ -72,6 +72,11 @@ class FakeLearner(group_grpc.GroupServiceServicer, policy_grpc.PolicyServiceServ
         default_factory=list[policy_pb.ReportPolicyRequest]
     )
     accept: bool = True
+    # Of submissions with a reward, the next so many are refused.
+    malformed: int = 0
+    # How long an answer to a poll is under way once the lease is granted.
+    answer_seconds: float = 0.0
+    granted: dict[str, group_pb.Lease] = field(default_factory=dict[str, group_pb.Lease])
 
     def _enter(self, method: str, context: Context) -> None:
         if self.fail.get(method, 0) > 0:
@@ -87,7 +92,10 @@ class FakeLearner(group_grpc.GroupServiceServicer, policy_grpc.PolicyServiceServ
         self._enter("LeaseGroup", context)
         self.polls.append(request)
         await asyncio.sleep(0.02)
-        lease = self.leases.pop(0) if self.leases else None
+        if self.leases and request.free_attempts and request.request_id not in self.granted:
+            self.granted[request.request_id] = self.leases.pop(0)
+        lease = self.granted.get(request.request_id)
+        await asyncio.sleep(self.answer_seconds if request.free_attempts else 0.0)
         return group_pb.LeaseGroupResponse(lease=lease, run_epoch=self.run_epoch)
 
     async def RenewLeases(self, request: Any, context: Any) -> group_pb.RenewLeasesResponse:
@@ -113,6 +121,9 @@ class FakeLearner(group_grpc.GroupServiceServicer, policy_grpc.PolicyServiceServ
         header = parts[0].header
         if header.lease_id in self.lost:
             raise refuse(grpc.StatusCode.NOT_FOUND, "LEASE_LOST")
+        if self.malformed and header.HasField("reward"):
+            self.malformed -= 1
+            raise refuse(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_TRAJECTORY")
         self.submitted.append(Submitted(header, ids, scores, parts[-1].end.content_digest))
         return group_pb.SubmitTrajectoryResponse()
 
@@ -150,6 +161,7 @@ class FakeGateway(env_grpc.EpisodeServiceServicer):
     grades: list[str] = field(default_factory=list[str])
     renewed: list[list[str]] = field(default_factory=list[list[str]])
     open_now: set[str] = field(default_factory=set[str])
+    close_seconds: float = 0.0
 
     def _enter(self, method: str) -> None:
         if self.fail.get(method, 0) > 0:
@@ -221,6 +233,7 @@ class FakeGateway(env_grpc.EpisodeServiceServicer):
         raise unused()
 
     async def CloseEpisode(self, request: Any, context: Any) -> env_pb.CloseEpisodeResponse:
+        await asyncio.sleep(self.close_seconds)
         self.open_now.discard(request.episode_id)
         return env_pb.CloseEpisodeResponse()
 

@@ -1,5 +1,6 @@
 """A tokenizer, and environments without a gateway, for tests of the loop."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
@@ -92,7 +93,9 @@ class FakeEnvironment:
         answer: Callable[[str, str], ToolResult] = lambda name, arguments: OK,
         grade: Grade = PASSED,
         lost: str = "",
+        open_seconds: float = 0.0,
     ) -> None:
+        self._open_seconds = open_seconds
         self.episodes: list[FakeEpisode] = []
         self._answer = answer
         self._grade = grade
@@ -102,6 +105,7 @@ class FakeEnvironment:
     async def open(self, request: OpenRequest) -> AsyncGenerator[FakeEpisode]:
         if self._lost:
             raise EnvironmentLost(self._lost)
+        await asyncio.sleep(self._open_seconds)
         episode = FakeEpisode(self._answer, self._grade)
         self.episodes.append(episode)
         try:

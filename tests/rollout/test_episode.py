@@ -139,11 +139,32 @@ async def test_a_turn_cut_behind_a_complete_call_goes_on() -> None:
 
 async def test_time_that_runs_out_in_a_turn_is_graded() -> None:
     environment = FakeEnvironment()
-    slow = runner(environment, [LOOK], seconds=9.0, attempt_timeout_s=0.05)
+    slow = runner(environment, [LOOK], seconds=0.1, attempt_timeout_s=0.25)
     trajectory = await slow.run(attempt())
     assert trajectory.stop_reason is StopReason.TIMEOUT
     assert trajectory.graded
     assert environment.episodes[0].closed
+
+
+async def test_an_attempt_in_which_the_policy_wrote_nothing_does_not_count() -> None:
+    environment = FakeEnvironment()
+    stuck = runner(environment, [LOOK], seconds=9.0, attempt_timeout_s=0.05)
+    trajectory = await stuck.run(attempt())
+    assert (trajectory.failure, trajectory.grade) == (FailureKind.ABORTED, None)
+    assert environment.episodes[0].closed
+
+
+async def test_an_attempt_that_its_group_cuts_short_does_not_count() -> None:
+    late = runner(FakeEnvironment(), [LOOK], seconds=0.05, attempt_timeout_s=5.0)
+    trajectory = await late.run(attempt(budget_s=0.7))
+    assert (trajectory.failure, trajectory.grade) == (FailureKind.ABORTED, None)
+    assert "left of 5 s" in trajectory.detail
+
+
+async def test_a_slow_opening_takes_nothing_from_the_policys_time() -> None:
+    environment = FakeEnvironment(open_seconds=0.3)
+    trajectory = await runner(environment, ["<done>"], attempt_timeout_s=0.2).run(attempt())
+    assert trajectory.stop_reason is StopReason.DONE
 
 
 async def test_the_environment_can_end_the_episode() -> None:

@@ -51,6 +51,7 @@ class Setup:
     engine: FakeEngine
     worker: Worker
     drain: asyncio.Event
+    settled: asyncio.Event
     running: "asyncio.Task[None]"
 
     def outcomes(self) -> dict[tuple[int, int], str | None]:
@@ -69,7 +70,8 @@ async def setup(
 ) -> AsyncGenerator[Setup]:
     gateway = gateway or FakeGateway()
     fake = engine(turns(*texts), seconds)
-    drain = asyncio.Event()
+    drain, settled = asyncio.Event(), asyncio.Event()
+    settled.set()
 
     def add(server: grpc.aio.Server) -> None:
         group_grpc.add_GroupServiceServicer_to_server(learner, server)
@@ -82,10 +84,11 @@ async def setup(
         attempts = AttemptRunner(fake, environment, tokenizer(), prompts(), limits(**changes))
         options = WorkerOptions(max_attempts, 0.1, 0.01, 5.0)
         client = GroupClient(channel, IDENTITY, RunEpoch())
-        worker = Worker(client, attempts, lambda: fake.policy, options)
+        policy = lambda: fake.policy  # noqa: E731
+        worker = Worker(client, attempts, policy, options, settled=settled.wait)
         running = asyncio.create_task(until_first(worker.run(drain), environment.keep_renewing()))
         try:
-            yield Setup(learner, gateway, fake, worker, drain, running)
+            yield Setup(learner, gateway, fake, worker, drain, settled, running)
         finally:
             drain.set()
             await asyncio.gather(running, return_exceptions=True)
@@ -250,6 +253,44 @@ async def test_a_drain_gives_work_back_before_episodes_end() -> None:
         await asyncio.wait_for(it.running, 2.0)
         assert learner.released == ["a"]
         assert it.gateway.open_now == set()
+
+
+async def test_an_end_of_any_kind_waits_until_slow_environments_are_closed() -> None:
+    gateway = FakeGateway(close_seconds=0.3)
+    async with setup(learner_with(lease("a", 2)), gateway, seconds=30.0) as it:
+        await until(lambda: len(it.gateway.open_now) == 2)
+        it.running.cancel()
+        await asyncio.wait({it.running}, timeout=3.0)
+        assert it.gateway.open_now == set()
+
+
+async def test_a_lease_granted_while_the_poll_is_cut_by_a_drain_is_given_back() -> None:
+    learner = learner_with(lease("a", 2), answer_seconds=5.0)
+    async with setup(learner) as it:
+        await until(lambda: learner.granted)
+        it.drain.set()
+        await asyncio.wait_for(it.running, 3.0)
+        assert learner.released == ["a"]
+
+
+async def test_a_refused_submission_fails_its_attempt_alone() -> None:
+    learner = learner_with(lease("a", 3), malformed=1)
+    async with setup(learner) as it:
+        await until(lambda: len(it.learner.submitted) == 4)
+        kinds = sorted(kind or "" for kind in it.outcomes().values())
+        assert kinds == ["failure", "reward", "reward", "reward"]
+        refused = next(s for s in learner.submitted if s.header.HasField("failure"))
+        assert "MALFORMED_TRAJECTORY" in refused.header.detail
+
+
+async def test_nothing_is_handed_in_while_new_weights_are_judged() -> None:
+    async with setup(learner_with(lease("a", 1))) as it:
+        it.settled.clear()
+        await until(lambda: it.gateway.grades)
+        await asyncio.sleep(0.05)
+        assert it.learner.submitted == []
+        it.settled.set()
+        await until(lambda: it.learner.submitted)
 
 
 async def test_work_on_other_weights_than_the_evaluated_ones_is_given_back() -> None:

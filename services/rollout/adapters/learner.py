@@ -45,6 +45,7 @@ EPOCH_KEY = "flotilla-run-epoch"
 POLL_TIMEOUT_S = 60.0
 CALL_TIMEOUT_S = 10.0
 REPORT_BUDGET_S = 30.0
+WITHDRAW_TIMEOUT_S = 1.0
 
 log = get_logger(__name__)
 
@@ -104,6 +105,8 @@ class GroupClient:
         self._identity = identity
         self._epoch = epoch
         self._request_id = uuid.uuid4().hex
+        # The poll whose answer has not come.
+        self._poll: group_pb.LeaseGroupRequest | None = None
 
     async def lease(self, holding: PolicyId, free_attempts: int) -> Lease | None:
         request = group_pb.LeaseGroupRequest(
@@ -114,6 +117,7 @@ class GroupClient:
             free_attempts=free_attempts,
             tokenizer_digest=self._identity.tokenizer_digest,
         )
+        self._poll = request
         answer = await self._persist(
             lambda left, md: self._stub.LeaseGroup(
                 request, timeout=min(left, POLL_TIMEOUT_S), metadata=md
@@ -123,7 +127,7 @@ class GroupClient:
         )
         if answer is None:
             return None
-        self._request_id = uuid.uuid4().hex
+        self._poll, self._request_id = None, uuid.uuid4().hex
         self._epoch.adopt(answer.run_epoch)
         return lease_from_pb(answer.lease) if answer.HasField("lease") else None
 
@@ -147,6 +151,23 @@ class GroupClient:
             CALL_TIMEOUT_S,
             none_when_away=True,
         )
+
+    async def withdraw(self) -> None:
+        """Repeat a poll that was cut short, with room for nothing: only a stored answer comes."""
+        poll, self._poll = self._poll, None
+        if poll is None:
+            return
+        poll.free_attempts = 0
+        try:
+            answer = await self._epoch.call(
+                lambda md: self._stub.LeaseGroup(poll, timeout=WITHDRAW_TIMEOUT_S, metadata=md)
+            )
+        except grpc.aio.AioRpcError as error:
+            # Nothing was granted; or the learner is away, and the lease ends by itself.
+            log.debug("nothing to withdraw", reason=explain(error))
+            return
+        if answer.HasField("lease"):
+            await self.release([answer.lease.lease_id])
 
     async def submit(self, lease: Lease, trajectory: Trajectory, timeout_s: float) -> bool:
         task: dict[str, Any] = json.loads(lease.task_json)
