@@ -1,9 +1,9 @@
 """The part of a run spec that every service reads, and which tables belong to whom."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from services.common.config import Model, did_you_mean, parse
 from services.common.errors import ConfigError
@@ -24,6 +24,25 @@ class PolicyConfig(Model):
     rope_scaling: dict[str, str | int | float] | None = None
     trust_remote_code: bool = False
     revision: str | None = None
+
+    @model_validator(mode="after")
+    def _yarn_is_whole(self) -> Self:
+        scaling = self.rope_scaling or {}
+        for name in ("factor", "original_max_position_embeddings"):
+            if scaling.get("rope_type") == "yarn" and isinstance(scaling.get(name, ""), str):
+                raise ValueError(f"rope_scaling: yarn needs {name}, a number")
+        return self
+
+    def positions(self, own: int) -> int:
+        """`max_position_embeddings` under the run's scaling, for a model whose own value is `own`.
+
+        Transformers and vLLM expect YaRN's to be the scaled length; vLLM refuses longer ones.
+        """
+        scaling = self.rope_scaling or {}
+        if scaling.get("rope_type") != "yarn":
+            return own
+        original = float(scaling["original_max_position_embeddings"])
+        return max(own, int(float(scaling["factor"]) * original))
 
 
 class SharedConfig(Model):

@@ -106,7 +106,7 @@ def load(config: PolicyConfig, rank: RankConfig, source: str | Path | None = Non
         options["revision"] = config.revision
     try:
         settings = AutoConfig.from_pretrained(place, **options)
-        apply_rope_scaling(settings, config.rope_scaling)
+        apply_rope_scaling(settings, config)
         model = AutoModelForCausalLM.from_pretrained(
             place,
             config=settings,
@@ -132,12 +132,14 @@ def prepare(model: PreTrainedModel, dtype: torch.dtype, rank: RankConfig) -> Pol
     return Policy(model, model.config, dtype, device, packable=_packs_are_exact(policy))
 
 
-def apply_rope_scaling(settings: Any, scaling: Mapping[str, Any] | None) -> None:
+def apply_rope_scaling(settings: Any, config: PolicyConfig) -> None:
     """Lays `[policy.rope_scaling]` over the model's own rope parameters (theta stays)."""
+    scaling = config.rope_scaling
     if scaling is None:
         return
     settings.standardize_rope_params()
     settings.rope_parameters = {**settings.rope_parameters, **scaling}
+    settings.max_position_embeddings = config.positions(settings.max_position_embeddings)
     settings.standardize_rope_params()
     settings.validate_rope()
 

@@ -69,7 +69,7 @@ def engine_options(config: EngineConfig, model: Model) -> dict[str, Any]:
         "generation_config": "vllm",
     }
     if model.policy.rope_scaling is not None:
-        options["hf_overrides"] = {"rope_parameters": _rope(model)}
+        options["hf_overrides"] = _rope_overrides(model)
     if config.device == "cpu":
         options |= _cpu_options(config, model.policy.max_model_len)
     else:
@@ -94,14 +94,17 @@ def _cpu_options(config: EngineConfig, max_model_len: int) -> dict[str, Any]:
     }
 
 
-def _rope(model: Model) -> dict[str, Any]:
+def _rope_overrides(model: Model) -> dict[str, Any]:
     """The model's own rope parameters with the run's scaling laid over them."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(
         str(model.folder), trust_remote_code=model.policy.trust_remote_code
     )
-    return {**(config.rope_parameters or {}), **(model.policy.rope_scaling or {})}
+    return {
+        "rope_parameters": {**(config.rope_parameters or {}), **(model.policy.rope_scaling or {})},
+        "max_position_embeddings": model.policy.positions(config.max_position_embeddings),
+    }
 
 
 def set_environment(config: EngineConfig, *, local: bool) -> None:
