@@ -22,7 +22,7 @@ class TensorEntry:
     """One tensor of a publication: its canonical Hugging Face name and where its bytes lie."""
 
     name: str
-    # In safetensors' words: F32, BF16, ...
+    # In torch's words, as in the contract: float32, bfloat16, ...
     dtype: str
     shape: tuple[int, ...]
     offset_bytes: int

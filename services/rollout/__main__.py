@@ -68,7 +68,7 @@ async def serve(runtime: Runtime[RolloutConfig]) -> None:
     from flotilla.rollout.v1 import rollout_service_pb2_grpc
     from services.common import rpc
     from services.rollout.ports import EngineDead
-    from services.rollout.tasks import until_first
+    from services.rollout.tasks import unless, until_first
 
     _check_lengths(runtime)
     runtime.watchdog.limit_s = runtime.config.stall_s
@@ -77,7 +77,11 @@ async def serve(runtime: Runtime[RolloutConfig]) -> None:
         model = await asyncio.to_thread(_read_model, runtime)
         engine = await _start_engine(runtime, model)
         stack.push_async_callback(engine.close)
-        parts = await _connect(runtime, model, engine)
+        # Peers may never come; a drain must not wait for them.
+        parts = await unless(runtime.drain, _connect(runtime, model, engine))
+        if parts is None:
+            return
+        stack.push_async_callback(parts.environment.all_closed)
         server = rpc.server(token=runtime.token)
         rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server(parts.service, server)
         serving = await stack.enter_async_context(rpc.serving(server, runtime.listen))
@@ -127,7 +131,14 @@ async def _connect(runtime: Runtime[RolloutConfig], model: "_Model", engine: "En
     feed = PolicyClient(learner, identity, epoch, token=runtime.token)
     follower = PolicyFollower(feed, engine, staged, watchdog)
     groups = GroupClient(learner, identity, epoch)
-    worker = Worker(groups, runner, lambda: engine.policy, config.options, watchdog=watchdog)
+    worker = Worker(
+        groups,
+        runner,
+        lambda: engine.policy,
+        config.options,
+        watchdog=watchdog,
+        settled=follower.settled,
+    )
     service = RolloutService(
         runtime.worker_id,
         worker,

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -245,16 +245,10 @@ def _tool(tool: env_pb.Tool) -> Tool:
     return Tool(tool.name, tool.description, schema, tool.read_only)
 
 
-def tool_result_from_pb(response: env_pb.CallToolResponse) -> ToolResult:
-    """Media parts become a note of what they are: this rollout reads text."""
+def tool_result_from_pb(response: env_pb.CallToolResponse, texts: Iterable[str]) -> ToolResult:
+    """`texts` are what the policy reads of the parts."""
     name = env_pb.ToolOutcome.Name(response.outcome).removeprefix("TOOL_OUTCOME_").lower()
-    parts = tuple(
-        part.text
-        if part.HasField("text")
-        else f"[{part.media.mime}, {part.media.size_bytes} bytes]"
-        for part in response.parts
-    )
-    return ToolResult(ToolOutcome(name), parts, response.done)
+    return ToolResult(ToolOutcome(name), tuple(texts), response.done)
 
 
 def grade_from_pb(response: env_pb.GradeResponse) -> Grade:

@@ -5,11 +5,12 @@ import time
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from services.common.log import bind_process, get_logger
 from services.common.watchdog import Watchdog
 from services.rollout import meters
-from services.rollout.ports import Engine, EngineDead, PolicyFeed, TransportFailed
+from services.rollout.ports import Engine, EngineDead, EngineError, PolicyFeed, TransportFailed
 from services.rollout.staging import FingerprintMismatch, stage
 from services.rollout.tasks import until_first
 from services.rollout.types import Publication, UpdateOutcome
@@ -36,22 +37,34 @@ class PolicyFollower:
         self._staged = staged
         self._newest: Publication | None = None
         self._announced = asyncio.Event()
-        # Set once the engine serves a policy.
-        self.ready = asyncio.Event()
+        # Set unless the engine serves weights whose canary has not been judged yet.
+        self._judged = asyncio.Event()
+        self._judged.set()
         self.updating = False
         self.updates = 0
         self.last_update_s = 0.0
 
     async def run(self) -> None:
         """Follow for ever. Raises EngineDead when the engine cannot serve any more."""
+        # A predecessor that was killed could not remove its file, which is as large as the model.
+        self._staged.unlink(missing_ok=True)
         try:
             await until_first(self._listen(), self._apply_newest())
         finally:
             self._staged.unlink(missing_ok=True)
 
+    async def settled(self) -> None:
+        """Wait while it is not yet known whether the weights served are what they should be."""
+        await self._judged.wait()
+
     async def _listen(self) -> None:
         while True:
             async for publication in self._feed.attach(self._engine.policy):
+                held = self._engine.policy
+                if held is not None and publication.policy < held:
+                    # Told by a learner that has been replaced.
+                    log.warning("older policy ignored", policy=publication.policy.label)
+                    continue
                 self._newest = publication
                 self._announced.set()
             await asyncio.sleep(ATTACH_PAUSE_S)
@@ -77,14 +90,14 @@ class PolicyFollower:
             log.warning("policy not loaded", policy=publication.policy.label, detail=detail)
             await self._feed.report(publication, outcome, NOTHING, detail)
             return
-        canary = await self._engine.score(publication.canary_token_ids)
+        canary = await self._score(publication)
         self.updates += 1
         self.last_update_s = time.monotonic() - began
         meters.update_seconds()(self.last_update_s)
         bind_process(step=publication.policy.version)
         if not await self._feed.report(publication, outcome, canary, ""):
             raise EngineDead(f"the canary of policy {publication.policy.label} disagrees")
-        self.ready.set()
+        self._judged.set()
         log.info("policy loaded", policy=publication.policy.label, seconds=self.last_update_s)
 
     async def _load(self, publication: Publication) -> tuple[UpdateOutcome, str]:
@@ -99,9 +112,20 @@ class PolicyFollower:
             return UpdateOutcome.TRANSPORT_FAILED, str(error)
         except FingerprintMismatch as error:
             return UpdateOutcome.FINGERPRINT_MISMATCH, str(error)
+        self._judged.clear()
         try:
             await self._engine.load(publication, self._staged)
         except EngineDead as error:
             await self._feed.report(publication, UpdateOutcome.ENGINE_FAILED, NOTHING, str(error))
             raise
         return UpdateOutcome.APPLIED, ""
+
+    async def _score(self, publication: Publication) -> NDArray[np.float32]:
+        """Weights that cannot be checked must not be served: raises EngineDead."""
+        try:
+            return await self._engine.score(publication.canary_token_ids)
+        except EngineError as error:
+            label = publication.policy.label
+            detail = f"the canary of policy {label} could not be scored: {error}"
+            await self._feed.report(publication, UpdateOutcome.ENGINE_FAILED, NOTHING, detail)
+            raise EngineDead(detail) from error

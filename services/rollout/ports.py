@@ -1,6 +1,6 @@
 """What a rollout worker needs from the world, in its own words."""
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -180,7 +180,7 @@ class PolicyFeed(Protocol):
         """Say what became of it; False when these weights must not be served."""
         ...
 
-    def fetch(self, publication: "Publication", offset: int) -> AsyncIterator[bytes]:
+    def fetch(self, publication: "Publication", offset: int) -> AsyncGenerator[bytes]:
         """Its bytes from `offset` on. Raises TransportFailed."""
         ...
 

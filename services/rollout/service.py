@@ -4,6 +4,7 @@ import asyncio
 import json
 import uuid
 from collections.abc import AsyncGenerator, Callable
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -20,6 +21,7 @@ from services.rollout.worker import Worker
 
 DOMAIN = "rollout.flotilla"
 MOST_ATTEMPTS = 64
+HIGHEST_TEMPERATURE = 10.0
 
 Event = pb.SampleGroupResponse
 
@@ -98,12 +100,13 @@ class RolloutService(pb_grpc.RolloutServiceServicer):
         group_id = f"sample-{uuid.uuid4().hex[:12]}"
         events: asyncio.Queue[Event | None] = asyncio.Queue()
         task = asyncio.create_task(self._sample(request, group_id, count, events))
-        try:
-            while (event := await events.get()) is not None:
-                yield event
-            await task
-        finally:
-            task.cancel()
+        # Not in a `finally`: a call that is cancelled while it writes leaves this generator
+        # suspended until the garbage collector comes by.
+        on_end: Any = lambda _: task.cancel()  # noqa: E731
+        context.add_done_callback(on_end)
+        while (event := await events.get()) is not None:
+            yield event
+        await task
 
     def _checked(self, request: pb.SampleGroupRequest) -> int:
         try:
@@ -114,6 +117,8 @@ class RolloutService(pb_grpc.RolloutServiceServicer):
             raise _bad_task("task_json must be a JSON object")
         if request.attempts > MOST_ATTEMPTS:
             raise _bad_task(f"at most {MOST_ATTEMPTS} attempts, got {request.attempts}")
+        if not 0 <= request.temperature <= HIGHEST_TEMPERATURE:
+            raise _bad_task(f"temperature must be 0 to {HIGHEST_TEMPERATURE}")
         if self._policy() is None:
             raise ServiceError(
                 grpc.StatusCode.FAILED_PRECONDITION,

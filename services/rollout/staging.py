@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+from contextlib import aclosing
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from services.common.fingerprint import checksum64, fingerprint
 from services.rollout.ports import PolicyFeed, TransportFailed
 from services.rollout.types import Publication
 
+# The dtypes of a WeightManifest, in torch's words.
 ITEM_BYTES = {
     "float64": 8,
     "float32": 4,
@@ -19,14 +21,6 @@ ITEM_BYTES = {
     "int32": 4,
     "int8": 1,
     "uint8": 1,
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "I64": 8,
-    "I32": 4,
-    "I8": 1,
-    "U8": 1,
 }
 # A stream that broke is resumed; one that brings nothing so often is given up.
 FRUITLESS_FETCHES = 5
@@ -62,8 +56,9 @@ async def _fetch(publication: Publication, feed: PolicyFeed, path: Path) -> None
         while file.tell() < publication.total_bytes:
             before = file.tell()
             try:
-                async for chunk in feed.fetch(publication, before):
-                    file.write(chunk)
+                async with aclosing(feed.fetch(publication, before)) as chunks:
+                    async for chunk in chunks:
+                        file.write(chunk)
             except TransportFailed:
                 if fruitless + 1 >= FRUITLESS_FETCHES:
                     raise
@@ -84,6 +79,8 @@ def verify(publication: Publication, path: Path) -> None:
         raise FingerprintMismatch(f"{size} bytes, the manifest names {publication.total_bytes}")
     data = np.memmap(path, dtype=np.uint8, mode="r")
     for entry in entries:
+        if entry.dtype not in ITEM_BYTES:
+            raise FingerprintMismatch(f"tensor {entry.name} is of unknown dtype {entry.dtype!r}")
         length = int(np.prod(entry.shape, dtype=np.int64)) * ITEM_BYTES[entry.dtype]
         end = entry.offset_bytes + length
         if checksum64(data[entry.offset_bytes : end]) != entry.checksum:

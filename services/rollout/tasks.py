@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 async def until_first(*work: Coroutine[Any, Any, Any]) -> None:
@@ -16,6 +18,16 @@ async def until_first(*work: Coroutine[Any, Any, Any]) -> None:
     for task in [*ended, *tasks]:
         if not task.cancelled():
             task.result()
+
+
+async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of `work`; or None, and `work` cancelled, when `stop` is set first."""
+    task, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        await cancel([task, stopped])
 
 
 async def cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:

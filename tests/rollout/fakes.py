@@ -162,6 +162,8 @@ class FakeGateway(env_grpc.EpisodeServiceServicer):
     renewed: list[list[str]] = field(default_factory=list[list[str]])
     open_now: set[str] = field(default_factory=set[str])
     close_seconds: float = 0.0
+    media: bytes = b""
+    refuse_grade: ServiceError | None = None
 
     def _enter(self, method: str) -> None:
         if self.fail.get(method, 0) > 0:
@@ -202,6 +204,8 @@ class FakeGateway(env_grpc.EpisodeServiceServicer):
         self, request_iterator: AsyncIterator[env_pb.GradeRequest], context: Any
     ) -> env_pb.GradeResponse:
         self._enter("Grade")
+        if self.refuse_grade is not None:
+            raise self.refuse_grade
         parts = [part async for part in request_iterator]
         self.grades.append(parts[0].header.episode_id)
         if self.reward is None:
@@ -217,8 +221,8 @@ class FakeGateway(env_grpc.EpisodeServiceServicer):
     async def FetchMedia(
         self, request: Any, context: Any
     ) -> AsyncGenerator[env_pb.FetchMediaResponse]:
-        raise unused()
-        yield
+        for start in range(0, len(self.media), 2**16):
+            yield env_pb.FetchMediaResponse(chunk=self.media[start : start + 2**16])
 
     async def WatchCapacity(
         self, request: Any, context: Any

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from flotilla.learner.v1 import group_service_pb2_grpc as group_grpc
 from flotilla.learner.v1 import policy_pb2
@@ -22,7 +23,7 @@ from services.rollout.adapters.fake import LOGPROB, FakeEngine
 from services.rollout.adapters.learner import PolicyClient, RunEpoch, WorkerIdentity
 from services.rollout.codec import policy_to_pb
 from services.rollout.policy import PolicyFollower
-from services.rollout.ports import EngineDead
+from services.rollout.ports import EngineDead, EngineError
 from services.rollout.types import PolicyId, Publication
 from tests.rollout.fakes import TOKEN, FakeLearner, FakeWeights, served, until
 from tests.rollout.support import engine, turns
@@ -36,10 +37,10 @@ def publication(path: Path, version: int, **changes: Any) -> policy_pb.Update:
     """Random weights on disk, and how a learner announces them."""
     data = np.random.default_rng(version).integers(0, 256, TOTAL, dtype=np.uint8)
     data.tofile(path)
-    entry = TensorEntry("w", "F32", SHAPE, 64, checksum64(data[64 : 64 + 12_000]))
+    entry = TensorEntry("w", "float32", SHAPE, 64, checksum64(data[64 : 64 + 12_000]))
     policy = PolicyId(1, version, fingerprint([entry], TOTAL))
     row = policy_pb2.TensorEntry(
-        name="w", dtype="F32", shape=SHAPE, offset_bytes=64, checksum=entry.checksum
+        name="w", dtype="float32", shape=SHAPE, offset_bytes=64, checksum=entry.checksum
     )
     fields: dict[str, Any] = {
         "policy": policy_to_pb(policy),
@@ -68,6 +69,7 @@ class Setup:
     learner: FakeLearner
     engine: RecordingEngine
     staged: Path
+    follower: PolicyFollower
     running: "asyncio.Task[None]"
 
     def outcomes(self) -> list[tuple[int, str]]:
@@ -93,9 +95,10 @@ async def following(tmp_path: Path, learner: FakeLearner) -> AsyncGenerator[Setu
     async with served(add) as address, rpc.channel(address, token=TOKEN) as channel:
         feed = PolicyClient(channel, IDENTITY, RunEpoch(), token=TOKEN)
         staged = tmp_path / "staged"
-        task = asyncio.create_task(PolicyFollower(feed, fake, staged).run())
+        follower = PolicyFollower(feed, fake, staged)
+        task = asyncio.create_task(follower.run())
         try:
-            yield Setup(learner, fake, staged, task)
+            yield Setup(learner, fake, staged, follower, task)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -198,6 +201,66 @@ async def test_a_cut_stream_is_attached_again_with_what_is_held(tmp_path: Path) 
         it.learner.updates.put_nowait(update)
         await until(lambda: len(it.learner.reports) == 2)
         assert len(it.engine.loaded) == 1, "held weights were loaded again"
+
+
+async def test_what_a_replaced_learner_announces_is_ignored(tmp_path: Path) -> None:
+    async with following(tmp_path, FakeLearner()) as it:
+        it.engine.policy = PolicyId(1, 5, b"5" * 32)
+        it.learner.updates.put_nowait(publication(tmp_path / "v2", 2))
+        it.learner.updates.put_nowait(publication(tmp_path / "v6", 6))
+        await until(lambda: it.learner.reports)
+        assert it.outcomes() == [(6, "APPLIED")]
+
+
+async def test_a_file_that_a_killed_predecessor_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "staged").write_bytes(b"weights")
+    async with following(tmp_path, FakeLearner()) as it:
+        await until(lambda: it.learner.attached)
+        assert not it.staged.exists()
+
+
+async def test_weights_are_settled_only_once_their_canary_is_judged(tmp_path: Path) -> None:
+    class Slow(RecordingEngine):
+        async def score(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+            await asyncio.sleep(0.3)
+            return await super().score(token_ids)
+
+    async with following(tmp_path, FakeLearner()) as it:
+        it.engine.__class__ = Slow
+        await it.follower.settled()
+        it.learner.updates.put_nowait(publication(tmp_path / "v1", 1))
+        await until(lambda: it.engine.policy is not None)
+        waiting = asyncio.create_task(it.follower.settled())
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        await until(waiting.done)
+        assert it.outcomes() == [(1, "APPLIED")]
+
+
+async def test_weights_whose_canary_cannot_be_scored_end_the_worker(tmp_path: Path) -> None:
+    class Mute(RecordingEngine):
+        async def score(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+            raise EngineError("no logprobs")
+
+    async with following(tmp_path, FakeLearner()) as it:
+        it.engine.__class__ = Mute
+        it.learner.updates.put_nowait(publication(tmp_path / "v1", 1))
+        with pytest.raises(EngineDead, match="could not be scored"):
+            await asyncio.wait_for(asyncio.shield(it.running), 5.0)
+        assert it.outcomes() == [(1, "ENGINE_FAILED")]
+
+
+async def test_a_dtype_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+    update = publication(tmp_path / "v1", 1)
+    update.manifest.tensors[0].dtype = "F32"
+    row = update.manifest.tensors[0]
+    entry = TensorEntry(row.name, row.dtype, SHAPE, row.offset_bytes, row.checksum)
+    update.policy.fingerprint = fingerprint([entry], TOTAL)
+    async with following(tmp_path, FakeLearner()) as it:
+        it.learner.updates.put_nowait(update)
+        await until(lambda: it.learner.reports)
+        assert it.outcomes() == [(1, "FINGERPRINT_MISMATCH")]
+        assert "F32" in it.learner.reports[0].detail
 
 
 async def test_a_canary_that_disagrees_ends_the_worker(tmp_path: Path) -> None:

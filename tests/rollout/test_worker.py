@@ -22,8 +22,8 @@ from services.rollout.adapters.fake import FakeEngine
 from services.rollout.adapters.learner import GroupClient, RunEpoch, WorkerIdentity
 from services.rollout.episode import AttemptRunner
 from services.rollout.ports import LearnerRefused
-from services.rollout.tasks import until_first
-from services.rollout.types import Completion, PolicyId, Sampling
+from services.rollout.tasks import unless, until_first
+from services.rollout.types import AttemptKey, Completion, OpenRequest, PolicyId, Sampling
 from services.rollout.worker import Worker, WorkerOptions
 from tests.rollout.fakes import (
     TOKEN,
@@ -48,6 +48,7 @@ class Setup:
 
     learner: FakeLearner
     gateway: FakeGateway
+    environment: GatewayEnvironment
     engine: FakeEngine
     worker: Worker
     drain: asyncio.Event
@@ -88,10 +89,11 @@ async def setup(
         worker = Worker(client, attempts, policy, options, settled=settled.wait)
         running = asyncio.create_task(until_first(worker.run(drain), environment.keep_renewing()))
         try:
-            yield Setup(learner, gateway, fake, worker, drain, settled, running)
+            yield Setup(learner, gateway, environment, fake, worker, drain, settled, running)
         finally:
             drain.set()
             await asyncio.gather(running, return_exceptions=True)
+            await environment.all_closed()
             assert gateway.open_now == set(), "an episode was left open"
 
 
@@ -262,6 +264,37 @@ async def test_an_end_of_any_kind_waits_until_slow_environments_are_closed() -> 
         it.running.cancel()
         await asyncio.wait({it.running}, timeout=3.0)
         assert it.gateway.open_now == set()
+
+
+async def test_a_text_too_large_for_an_answer_is_fetched_and_cut() -> None:
+    media = env_pb.Media(mime="text/plain", sha256=b"s" * 32, size_bytes=900_000)
+    part = env_pb.ContentPart(media=media)
+    answer = env_pb.CallToolResponse(outcome=env_pb.TOOL_OUTCOME_OK, parts=[part])
+    gateway = FakeGateway(lambda _: answer, media=b"look " * 180_000)
+    request = OpenRequest(AttemptKey("g", 0, 0), "{}", 1, 5.0)
+    async with setup(learner_with(), gateway) as it, it.environment.open(request) as episode:
+        (text,) = (await episode.call("look", "{}", 2.0)).parts
+    assert text.startswith("look look")
+    assert text.endswith("[cut here: 900000 bytes in all]")
+    assert len(text) < 300_000
+
+
+async def test_a_grade_that_the_gateway_refuses_is_no_lost_instance() -> None:
+    gateway = FakeGateway(refuse_grade=refuse(grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST"))
+    async with setup(learner_with(lease(attempts=1, max_tries=1)), gateway) as it:
+        await until(lambda: it.learner.submitted)
+        header = it.learner.submitted[0].header
+        assert header.no_grade == trajectory_pb2.NO_GRADE_REASON_EXECUTION_FAILED
+        assert "BAD_REQUEST" in header.detail
+
+
+async def test_a_drain_does_not_wait_for_peers_that_never_come() -> None:
+    drain = asyncio.Event()
+    waiting = asyncio.create_task(unless(drain, asyncio.sleep(60.0)))
+    await asyncio.sleep(0)
+    drain.set()
+    assert await asyncio.wait_for(waiting, 1.0) is None
+    assert await unless(asyncio.Event(), asyncio.sleep(0, "here")) == "here"
 
 
 async def test_a_lease_granted_while_the_poll_is_cut_by_a_drain_is_given_back() -> None:

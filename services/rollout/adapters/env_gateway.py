@@ -26,6 +26,9 @@ RENEW_TIMEOUT_S = 5.0
 # A call's own deadline is enforced by the gateway; the connection gets a little more.
 SLACK_S = 1.0
 TRANSCRIPT_CHUNK = 512 * 1024
+FETCH_TIMEOUT_S = 10.0
+# More of one tool's answer would be more tokens than any context has room for.
+MOST_TEXT_BYTES = 256 * 1024
 
 log = get_logger(__name__)
 
@@ -57,9 +60,37 @@ class GatewayEpisode:
             return await self._stub.CallTool(request, timeout=remaining_s + SLACK_S)
 
         try:
-            return tool_result_from_pb(await persist(send, timeout_s))
+            response = await persist(send, timeout_s)
+            texts = [await self._text(part) for part in response.parts]
         except grpc.aio.AioRpcError as error:
             raise EnvironmentLost(explain(error)) from error
+        return tool_result_from_pb(response, texts)
+
+    async def _text(self, part: pb.ContentPart) -> str:
+        """What the policy reads of a part: text whole or its start, and of media what it is."""
+        media = part.media
+        if part.HasField("text"):
+            return part.text
+        if not media.mime.startswith("text/"):
+            return f"[{media.mime}, {media.size_bytes} bytes]"
+        data = media.data or await self._fetch(media.sha256)
+        text = data[:MOST_TEXT_BYTES].decode("utf-8", "ignore")
+        cut = f"\n[cut here: {media.size_bytes} bytes in all]"
+        return text if media.size_bytes <= MOST_TEXT_BYTES else text + cut
+
+    async def _fetch(self, sha256: bytes) -> bytes:
+        """The start of a text that was too large for an answer."""
+        request = pb.FetchMediaRequest(episode_id=self.info.episode_id, sha256=sha256)
+        call = self._stub.FetchMedia(request, timeout=FETCH_TIMEOUT_S)
+        data = bytearray()
+        try:
+            async for message in call:
+                data += message.chunk
+                if len(data) >= MOST_TEXT_BYTES:
+                    break
+        finally:
+            call.cancel()
+        return bytes(data)
 
     async def grade(self, final_answer: str | None, transcript: bytes, timeout_s: float) -> Grade:
         async def send(remaining_s: float) -> pb.GradeResponse:
@@ -76,6 +107,8 @@ class GatewayEpisode:
         except grpc.aio.AioRpcError as error:
             if reason(error) == grpc.StatusCode.DEADLINE_EXCEEDED.name:
                 return Grade(None, no_grade="timeout", detail=explain(error))
+            if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+                return Grade(None, no_grade="execution_failed", detail=explain(error))
             raise EnvironmentLost(explain(error)) from error
 
 
@@ -115,14 +148,16 @@ class GatewayEnvironment:
             await asyncio.shield(self._start_closing(episode.info.episode_id))
 
     async def keep_renewing(self) -> None:
-        """Renew all open episodes in one call, again and again; see closings through at the end."""
-        try:
-            while True:
-                await asyncio.sleep(self._interval_s)
-                if self._open:
-                    await self._renew()
-        finally:
-            await asyncio.gather(*self._closing)
+        """Renew all open episodes in one call, again and again."""
+        while True:
+            await asyncio.sleep(self._interval_s)
+            if self._open:
+                await self._renew()
+
+    async def all_closed(self) -> None:
+        """See closings through: their callers may have been cancelled."""
+        while self._closing:
+            await asyncio.wait(self._closing)
 
     def _open_request(self, request: OpenRequest) -> pb.OpenEpisodeRequest:
         key = request.key
@@ -143,14 +178,18 @@ class GatewayEnvironment:
     async def _ready(self, message: pb.OpenEpisodeRequest, left_s: float) -> GatewayEpisode:
         """Read the states to their end: leaving early would cancel, and the gateway would close."""
         last = pb.OpenEpisodeResponse()
+        call = self._stub.OpenEpisode(message, timeout=left_s)
         try:
-            async for update in self._stub.OpenEpisode(message, timeout=left_s):
+            async for update in call:
                 last = update
         except asyncio.CancelledError:
             # The gateway may have said READY already, and would not hear of the cancelling.
             if last.episode_id:
                 self._start_closing(last.episode_id)
             raise
+        finally:
+            # Ending the task that reads does not always end the call.
+            call.cancel()
         if last.state != pb.EPISODE_STATE_READY:
             raise EnvironmentLost(last.detail or "the gateway opened no episode")
         return await self._episode(last)

@@ -25,14 +25,6 @@ DTYPES = {
     "int32": torch.int32,
     "int8": torch.int8,
     "uint8": torch.uint8,
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I8": torch.int8,
-    "U8": torch.uint8,
 }
 
 

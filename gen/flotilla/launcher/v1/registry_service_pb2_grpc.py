@@ -33,7 +33,9 @@ class RegistryServiceStub(object):
 
     Errors carry a google.rpc.ErrorInfo, domain `launcher.flotilla`:
     NOT_FOUND           UNKNOWN_RUN
-    FAILED_PRECONDITION REPLACED     another incarnation has this replica: exit
+    NOT_FOUND           UNKNOWN_REPLICA  register first
+    FAILED_PRECONDITION REPLACED         another incarnation has this replica: exit
+    UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
     """
 
     def __init__(self, channel):
@@ -67,7 +69,9 @@ class RegistryServiceServicer(object):
 
     Errors carry a google.rpc.ErrorInfo, domain `launcher.flotilla`:
     NOT_FOUND           UNKNOWN_RUN
-    FAILED_PRECONDITION REPLACED     another incarnation has this replica: exit
+    NOT_FOUND           UNKNOWN_REPLICA  register first
+    FAILED_PRECONDITION REPLACED         another incarnation has this replica: exit
+    UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
     """
 
     def Register(self, request, context):
@@ -128,7 +132,9 @@ class RegistryService(object):
 
     Errors carry a google.rpc.ErrorInfo, domain `launcher.flotilla`:
     NOT_FOUND           UNKNOWN_RUN
-    FAILED_PRECONDITION REPLACED     another incarnation has this replica: exit
+    NOT_FOUND           UNKNOWN_REPLICA  register first
+    FAILED_PRECONDITION REPLACED         another incarnation has this replica: exit
+    UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
     """
 
     @staticmethod

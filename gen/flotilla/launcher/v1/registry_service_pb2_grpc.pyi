@@ -25,7 +25,9 @@ class RegistryServiceStub:
 
     Errors carry a google.rpc.ErrorInfo, domain `launcher.flotilla`:
       NOT_FOUND           UNKNOWN_RUN
-      FAILED_PRECONDITION REPLACED     another incarnation has this replica: exit
+      NOT_FOUND           UNKNOWN_REPLICA  register first
+      FAILED_PRECONDITION REPLACED         another incarnation has this replica: exit
+      UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -61,7 +63,9 @@ class RegistryServiceAsyncStub:
 
     Errors carry a google.rpc.ErrorInfo, domain `launcher.flotilla`:
       NOT_FOUND           UNKNOWN_RUN
-      FAILED_PRECONDITION REPLACED     another incarnation has this replica: exit
+      NOT_FOUND           UNKNOWN_REPLICA  register first
+      FAILED_PRECONDITION REPLACED         another incarnation has this replica: exit
+      UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
     """
 
     Register: grpc.aio.UnaryUnaryMultiCallable[
@@ -96,7 +100,9 @@ class RegistryServiceServicer(metaclass=abc.ABCMeta):
 
     Errors carry a google.rpc.ErrorInfo, domain `launcher.flotilla`:
       NOT_FOUND           UNKNOWN_RUN
-      FAILED_PRECONDITION REPLACED     another incarnation has this replica: exit
+      NOT_FOUND           UNKNOWN_REPLICA  register first
+      FAILED_PRECONDITION REPLACED         another incarnation has this replica: exit
+      UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
     """
 
     @abc.abstractmethod

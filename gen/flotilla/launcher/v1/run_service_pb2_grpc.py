@@ -37,6 +37,8 @@ class RunServiceStub(object):
     FAILED_PRECONDITION NOT_RESUMABLE    nothing was committed that could be resumed
     FAILED_PRECONDITION RUN_ENDED        the run has ended
     NOT_FOUND           UNKNOWN_RUN
+    UNAVAILABLE         CLOSING          the launcher is ending: ask its successor
+    UNAVAILABLE         STREAM_AGE       the stream has run long enough: watch again
     ALREADY_EXISTS      REQUEST_CONFLICT other content under the same request_id
     ALREADY_EXISTS      RUN_ACTIVE       the run to resume is running
     """
@@ -101,6 +103,8 @@ class RunServiceServicer(object):
     FAILED_PRECONDITION NOT_RESUMABLE    nothing was committed that could be resumed
     FAILED_PRECONDITION RUN_ENDED        the run has ended
     NOT_FOUND           UNKNOWN_RUN
+    UNAVAILABLE         CLOSING          the launcher is ending: ask its successor
+    UNAVAILABLE         STREAM_AGE       the stream has run long enough: watch again
     ALREADY_EXISTS      REQUEST_CONFLICT other content under the same request_id
     ALREADY_EXISTS      RUN_ACTIVE       the run to resume is running
     """
@@ -225,6 +229,8 @@ class RunService(object):
     FAILED_PRECONDITION NOT_RESUMABLE    nothing was committed that could be resumed
     FAILED_PRECONDITION RUN_ENDED        the run has ended
     NOT_FOUND           UNKNOWN_RUN
+    UNAVAILABLE         CLOSING          the launcher is ending: ask its successor
+    UNAVAILABLE         STREAM_AGE       the stream has run long enough: watch again
     ALREADY_EXISTS      REQUEST_CONFLICT other content under the same request_id
     ALREADY_EXISTS      RUN_ACTIVE       the run to resume is running
     """

@@ -29,6 +29,8 @@ class RunServiceStub:
       FAILED_PRECONDITION NOT_RESUMABLE    nothing was committed that could be resumed
       FAILED_PRECONDITION RUN_ENDED        the run has ended
       NOT_FOUND           UNKNOWN_RUN
+      UNAVAILABLE         CLOSING          the launcher is ending: ask its successor
+      UNAVAILABLE         STREAM_AGE       the stream has run long enough: watch again
       ALREADY_EXISTS      REQUEST_CONFLICT other content under the same request_id
       ALREADY_EXISTS      RUN_ACTIVE       the run to resume is running
     """
@@ -96,6 +98,8 @@ class RunServiceAsyncStub:
       FAILED_PRECONDITION NOT_RESUMABLE    nothing was committed that could be resumed
       FAILED_PRECONDITION RUN_ENDED        the run has ended
       NOT_FOUND           UNKNOWN_RUN
+      UNAVAILABLE         CLOSING          the launcher is ending: ask its successor
+      UNAVAILABLE         STREAM_AGE       the stream has run long enough: watch again
       ALREADY_EXISTS      REQUEST_CONFLICT other content under the same request_id
       ALREADY_EXISTS      RUN_ACTIVE       the run to resume is running
     """
@@ -162,6 +166,8 @@ class RunServiceServicer(metaclass=abc.ABCMeta):
       FAILED_PRECONDITION NOT_RESUMABLE    nothing was committed that could be resumed
       FAILED_PRECONDITION RUN_ENDED        the run has ended
       NOT_FOUND           UNKNOWN_RUN
+      UNAVAILABLE         CLOSING          the launcher is ending: ask its successor
+      UNAVAILABLE         STREAM_AGE       the stream has run long enough: watch again
       ALREADY_EXISTS      REQUEST_CONFLICT other content under the same request_id
       ALREADY_EXISTS      RUN_ACTIVE       the run to resume is running
     """

@@ -30,9 +30,8 @@ class RolloutServiceStub(object):
     the learner and the gateway and needs no inbound port.
 
     Errors carry a google.rpc.ErrorInfo, domain `rollout.flotilla`:
-    INVALID_ARGUMENT    BAD_TASK          the task is not a task
-    FAILED_PRECONDITION NO_POLICY         no weights have been loaded yet
-    UNAVAILABLE         ENVIRONMENT_LOST  the gateway could not open the episode
+    INVALID_ARGUMENT    BAD_TASK   the task is not a task, or not to be sampled so
+    FAILED_PRECONDITION NO_POLICY  no weights have been loaded yet
     """
 
     def __init__(self, channel):
@@ -63,14 +62,14 @@ class RolloutServiceServicer(object):
     the learner and the gateway and needs no inbound port.
 
     Errors carry a google.rpc.ErrorInfo, domain `rollout.flotilla`:
-    INVALID_ARGUMENT    BAD_TASK          the task is not a task
-    FAILED_PRECONDITION NO_POLICY         no weights have been loaded yet
-    UNAVAILABLE         ENVIRONMENT_LOST  the gateway could not open the episode
+    INVALID_ARGUMENT    BAD_TASK   the task is not a task, or not to be sampled so
+    FAILED_PRECONDITION NO_POLICY  no weights have been loaded yet
     """
 
     def SampleGroup(self, request, context):
         """Samples attempts at one task and streams the turns as they happen. For
-        debugging: nothing is submitted to the learner.
+        debugging: nothing is submitted to the learner. An environment that is lost
+        ends its attempt, not the stream.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -121,9 +120,8 @@ class RolloutService(object):
     the learner and the gateway and needs no inbound port.
 
     Errors carry a google.rpc.ErrorInfo, domain `rollout.flotilla`:
-    INVALID_ARGUMENT    BAD_TASK          the task is not a task
-    FAILED_PRECONDITION NO_POLICY         no weights have been loaded yet
-    UNAVAILABLE         ENVIRONMENT_LOST  the gateway could not open the episode
+    INVALID_ARGUMENT    BAD_TASK   the task is not a task, or not to be sampled so
+    FAILED_PRECONDITION NO_POLICY  no weights have been loaded yet
     """
 
     @staticmethod

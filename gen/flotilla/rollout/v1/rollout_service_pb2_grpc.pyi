@@ -22,9 +22,8 @@ class RolloutServiceStub:
     the learner and the gateway and needs no inbound port.
 
     Errors carry a google.rpc.ErrorInfo, domain `rollout.flotilla`:
-      INVALID_ARGUMENT    BAD_TASK          the task is not a task
-      FAILED_PRECONDITION NO_POLICY         no weights have been loaded yet
-      UNAVAILABLE         ENVIRONMENT_LOST  the gateway could not open the episode
+      INVALID_ARGUMENT    BAD_TASK   the task is not a task, or not to be sampled so
+      FAILED_PRECONDITION NO_POLICY  no weights have been loaded yet
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -33,7 +32,8 @@ class RolloutServiceStub:
         flotilla.rollout.v1.rollout_service_pb2.SampleGroupResponse,
     ]
     """Samples attempts at one task and streams the turns as they happen. For
-    debugging: nothing is submitted to the learner.
+    debugging: nothing is submitted to the learner. An environment that is lost
+    ends its attempt, not the stream.
     """
 
     GetStatus: grpc.UnaryUnaryMultiCallable[
@@ -53,9 +53,8 @@ class RolloutServiceAsyncStub:
     the learner and the gateway and needs no inbound port.
 
     Errors carry a google.rpc.ErrorInfo, domain `rollout.flotilla`:
-      INVALID_ARGUMENT    BAD_TASK          the task is not a task
-      FAILED_PRECONDITION NO_POLICY         no weights have been loaded yet
-      UNAVAILABLE         ENVIRONMENT_LOST  the gateway could not open the episode
+      INVALID_ARGUMENT    BAD_TASK   the task is not a task, or not to be sampled so
+      FAILED_PRECONDITION NO_POLICY  no weights have been loaded yet
     """
 
     SampleGroup: grpc.aio.UnaryStreamMultiCallable[
@@ -63,7 +62,8 @@ class RolloutServiceAsyncStub:
         flotilla.rollout.v1.rollout_service_pb2.SampleGroupResponse,
     ]
     """Samples attempts at one task and streams the turns as they happen. For
-    debugging: nothing is submitted to the learner.
+    debugging: nothing is submitted to the learner. An environment that is lost
+    ends its attempt, not the stream.
     """
 
     GetStatus: grpc.aio.UnaryUnaryMultiCallable[
@@ -83,9 +83,8 @@ class RolloutServiceServicer(metaclass=abc.ABCMeta):
     the learner and the gateway and needs no inbound port.
 
     Errors carry a google.rpc.ErrorInfo, domain `rollout.flotilla`:
-      INVALID_ARGUMENT    BAD_TASK          the task is not a task
-      FAILED_PRECONDITION NO_POLICY         no weights have been loaded yet
-      UNAVAILABLE         ENVIRONMENT_LOST  the gateway could not open the episode
+      INVALID_ARGUMENT    BAD_TASK   the task is not a task, or not to be sampled so
+      FAILED_PRECONDITION NO_POLICY  no weights have been loaded yet
     """
 
     @abc.abstractmethod
@@ -95,7 +94,8 @@ class RolloutServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[flotilla.rollout.v1.rollout_service_pb2.SampleGroupResponse], collections.abc.AsyncIterator[flotilla.rollout.v1.rollout_service_pb2.SampleGroupResponse]]:
         """Samples attempts at one task and streams the turns as they happen. For
-        debugging: nothing is submitted to the learner.
+        debugging: nothing is submitted to the learner. An environment that is lost
+        ends its attempt, not the stream.
         """
 
     @abc.abstractmethod
