@@ -30,6 +30,7 @@ from services.learner.meters import shower
 from services.learner.parts import Parts
 from services.learner.policy_service import PolicyService
 from services.learner.ports import Ranks, Snapshots, Tracker
+from services.learner.same_run import check_tasks_are_the_same, check_tokenizer_is_the_same
 from services.learner.service import GroupService
 from services.learner.status import Phase, Status
 from services.learner.types import ModelInfo
@@ -62,6 +63,9 @@ async def run_learner(runtime: Runtime[LearnerConfig], vendors: Vendors) -> None
     except JournalError as error:
         raise ConfigError(str(error)) from error
     try:
+        await check_tokenizer_is_the_same(journal, vendors.tokenizer_digest)
+        if config.mode == "train":
+            await check_tasks_are_the_same(journal, tasks, config.tasks, runtime.shared.seed)
         curriculum = Curriculum(tasks, seed=runtime.shared.seed)
         dispatcher = await _dispatcher(runtime, journal, curriculum)
         await _serve(runtime, vendors, journal, dispatcher, eval_sets)
@@ -86,6 +90,7 @@ async def _dispatcher(
 ) -> Dispatcher:
     """The dispatcher with everything that an earlier start left in the journal."""
     config = runtime.config
+    # The launcher names no epoch yet, so the journal's count is the only one.
     run_epoch = await journal.begin_epoch(at_least=1)
     rules = LeaseRules(
         train_slots=(config.max_staleness + 1) * config.groups_per_step,
@@ -110,8 +115,9 @@ async def _dispatcher(
         max_requeues=config.max_requeues,
     )
     await journal.drop_evals("eval_interrupted")
-    for stored in await journal.read(unfinished_groups):
-        await dispatcher.restore(stored)
+    if config.mode == "train":
+        for stored in await journal.read(unfinished_groups):
+            await dispatcher.restore(stored)
     return dispatcher
 
 
@@ -175,7 +181,7 @@ async def _serve(
         runtime.log.info("serving", address=serving.address, run_epoch=dispatcher.run_epoch)
         loop = Loop(parts, on_loaded=loaded)
         try:
-            await _run(loop, dispatcher, runtime, status)
+            await _run(loop, dispatcher, journal, runtime, status)
         finally:
             serving.set_serving(False)
             # Calls that wait would hold up the server's end.
@@ -223,13 +229,18 @@ def _heartbeat(runtime: Runtime[LearnerConfig], status: Status) -> None:
 
 
 async def _run(
-    loop: Loop, dispatcher: Dispatcher, runtime: Runtime[LearnerConfig], status: Status
+    loop: Loop,
+    dispatcher: Dispatcher,
+    journal: Journal,
+    runtime: Runtime[LearnerConfig],
+    status: Status,
 ) -> None:
     """The loop, with what runs beside it; the first failure of any ends all."""
     main = asyncio.create_task(loop.run(), name="loop")
     beside = [
         asyncio.create_task(_every(dispatcher.book.rules.ttl_s / 4, dispatcher.expire)),
         asyncio.create_task(_when(runtime.drain, dispatcher.drain)),
+        asyncio.create_task(journal.broken()),
         asyncio.create_task(_show(shower(dispatcher, status, runtime.watchdog))),
     ]
     try:

@@ -92,6 +92,8 @@ class EvalConfig(Model):
 class LearnerConfig(Model):
     """Everything under `[learner]`."""
 
+    # `eval` evaluates the run's newest policy on all sets and ends, without training.
+    mode: Literal["train", "eval"] = "train"
     # A task file: a JSON array or an object with the key `tasks`.
     tasks: str
     # Optimizer steps of the whole run; 0 evaluates the initial policy and ends.

@@ -2,9 +2,9 @@
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from services.learner.batcher import ReadyGroup
 from services.learner.config import EvalMoment, EvalSetConfig
@@ -17,6 +17,10 @@ from services.learner.types import PolicyId
 _Z = 1.959963984540054
 # The set whose results are the run's: `eval/...` without a suffix.
 MAIN_SET = "heldout"
+
+
+# `eval_only` is the evaluation that a learner in mode `eval` exists for: of all sets.
+Moment = EvalMoment | Literal["eval_only"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +44,13 @@ class TaskResult:
 class Evaluation:
     """One evaluation of one policy over several sets."""
 
-    def __init__(self, moment: EvalMoment, policy: PolicyId, sets: Sequence[EvalSet]) -> None:
-        self.moment: EvalMoment = moment
+    def __init__(self, moment: Moment, policy: PolicyId, sets: Sequence[EvalSet]) -> None:
+        self.moment: Moment = moment
         self.policy = policy
         self.eval_id = f"{moment}-{policy.run_epoch}-{policy.version}"
         self.done = asyncio.Event()
-        self._sets = [chosen for chosen in sets if moment in chosen.config.when]
+        self.on_progress: Callable[[], None] = _ignore
+        self._sets = [s for s in sets if moment == "eval_only" or moment in s.config.when]
         self._set_of: dict[str, str] = {}
         self._results: dict[str, TaskResult] = {}
         self.specs = [spec for chosen in self._sets for spec in self._groups(chosen)]
@@ -56,16 +61,13 @@ class Evaluation:
         if group_id not in self._set_of:
             return
         self._results[group_id] = _task_result(group)
+        self.on_progress()
         if len(self._results) == len(self._set_of):
             self.done.set()
 
     @property
     def unfinished(self) -> list[str]:
         return [group_id for group_id in self._set_of if group_id not in self._results]
-
-    @property
-    def group_ids(self) -> list[str]:
-        return list(self._set_of)
 
     def report(self) -> dict[str, Any]:
         """By set: figures over all tasks and by environment, see `figures`."""
@@ -152,6 +154,10 @@ def _flat(prefix: str, result: Mapping[str, Any]) -> dict[str, float]:
     flat = {f"{prefix}/{k}": v for k, v in result.items() if k.startswith(("pass_at_", "avg_"))}
     low, high = result["ci95"]
     return {**flat, f"{prefix}/pass_at_1_low": low, f"{prefix}/pass_at_1_high": high}
+
+
+def _ignore() -> None:
+    """Nobody follows."""
 
 
 def _task_result(group: ReadyGroup) -> TaskResult:

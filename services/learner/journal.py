@@ -49,6 +49,11 @@ class Journal:
         await asyncio.to_thread(self._writer.close)
         self._lock.close()
 
+    async def broken(self) -> None:
+        """Wait until the disk refuses a write; raises the JournalError. Nothing is acknowledged
+        from then on, so whoever waits for trajectories would wait for ever."""
+        await asyncio.wrap_future(self._writer.broken)
+
     async def read(self, query: Callable[[sqlite3.Connection], T]) -> T:
         """Run a query on a connection of its own, off the event loop."""
 

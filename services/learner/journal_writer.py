@@ -43,6 +43,9 @@ class Writer:
         self._path = path
         self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._failure: JournalError | None = None
+        # Ends with the JournalError when the disk refuses.
+        self.broken: Future[None] = Future()
+        self.broken.set_running_or_notify_cancel()
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
 
@@ -97,12 +100,17 @@ class Writer:
             for work, future in batch:
                 try:
                     done.append((future, _savepoint(connection, work)))
+                except sqlite3.OperationalError:
+                    # A full disk, an I/O error: everybody's.
+                    raise
                 except Exception as error:  # noqa: BLE001 - it belongs to whoever asked
                     future.set_exception(error)
             connection.execute("COMMIT")
         except sqlite3.Error as error:
             # After a failed fsync nobody knows what is on the disk: stop acknowledging.
-            self._failure = JournalError(f"cannot write {self._path}: {error}")
+            if not self._failure:
+                self._failure = JournalError(f"cannot write {self._path}: {error}")
+                self.broken.set_exception(self._failure)
             for _, future in batch:
                 if not future.done():
                     future.set_exception(self._failure)

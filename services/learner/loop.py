@@ -4,6 +4,8 @@
       -> [collect -> commit plan -> train -> publish -> free slots -> checkpoint] x steps
       -> evaluate after -> summary
 
+In mode `eval`: start ranks -> replay -> publish -> evaluate -> summary.
+
 Rollout workers sample all the while: what keeps them from running ahead are the lease slots,
 which a step frees when its policy is published. Evaluations run beside training; the next
 publication waits for them, so that they see one policy only.
@@ -20,8 +22,8 @@ from services.common.log import bind_process, get_logger
 from services.learner.batcher import Batch, train_batch
 from services.learner.broadcast import Announcement
 from services.learner.clock import Stopwatch
-from services.learner.config import EvalMoment
-from services.learner.evaluation import Evaluation, eval_metrics
+from services.learner.evaluating import Evaluations
+from services.learner.evaluation import Moment
 from services.learner.journal_rows import accounts
 from services.learner.journal_schema import Plan
 from services.learner.parts import Parts
@@ -49,42 +51,61 @@ class Loop:
         self._version = 0
         self._saved_step = 0
         self._watch = Stopwatch()
-        self._evaluating: tuple[Evaluation, asyncio.Task[None]] | None = None
-        self._reports: dict[str, dict[str, Any]] = {}
+        self._evals = Evaluations(parts)
 
     async def run(self) -> bool:
         """True when every step and evaluation is done, False when drained before that."""
-        await self._start()
+        if not await self._start():
+            return await self._stop_early()
         await self._publish(None)
-        await self._begin_eval("before" if self._version == 0 else "during")
+        if self._config.mode == "eval":
+            return await self._evaluate_only()
+        await self._begin_eval()
         while self._version < self._config.steps:
             batch = await self._or_drain(self._collect())
             if batch is None:
-                await self._stop_early()
-                return False
-            await self._step(batch)
+                return await self._stop_early()
+            if not await self._step(batch):
+                return await self._stop_early(save=False)
         return await self._finish()
 
     # --- steps of a run
 
-    async def _start(self) -> None:
-        """Load the newest checkpoint and replay the plans that were committed after it."""
+    async def _start(self) -> bool:
+        """Load the newest checkpoint and replay the plans that were committed after it.
+
+        A policy on the way that should have been evaluated and was not is evaluated first:
+        there is no way back to it. False when the drain came before the end.
+        """
         parts = self._parts
-        self._reports = await parts.journal.evals()
+        self._evals.reports = await parts.journal.evals()
         newest = await parts.checkpoints.newest()
         with parts.watchdog.stage("start ranks"):
             info = await parts.ranks.start(Path(newest.directory) if newest else None)
         self._version = self._saved_step = newest.step if newest else 0
         if newest is None:
             await self._check_initial_policy()
+        self._on_loaded(info)
         for plan in await parts.journal.plans_after(self._version):
             if plan.step != self._version + 1:
                 raise ReplayError(f"the journal has no plan for step {self._version + 1}")
+            if not await self._catch_up():
+                return False
             await self._train(plan)
+            parts.status.update({}, step=self._version)
         parts.status.update({}, step=self._version)
-        self._on_loaded(info)
         _log.info("loaded", parameters=info.parameters, step=self._version)
         self._watch.lap()
+        return True
+
+    async def _catch_up(self) -> bool:
+        """Do the evaluation of this version that an earlier start began; False when drained."""
+        if self._config.mode == "eval" or not self._evals.wanted(self._moment, self._version):
+            return True
+        await self._publish(None, train=False)
+        await self._begin_eval()
+        self._parts.status.enter(Phase.EVALUATING)
+        return await self._or_drain(self._evals.finish()) is not None
 
     async def _check_initial_policy(self) -> None:
         """Refuse to train on from other weights than those that the run began with."""
@@ -96,12 +117,14 @@ class Loop:
             )
 
     async def _collect(self) -> Batch:
-        phase = Phase.EVALUATING if self._evaluating else Phase.SAMPLING
+        phase = Phase.EVALUATING if self._evals.running else Phase.SAMPLING
         self._parts.status.enter(phase)
         with self._watch.stage("rollout_wait"), self._parts.watchdog.stage("collect"):
             return await self._parts.dispatcher.take_batch()
 
-    async def _step(self, batch: Batch) -> None:
+    async def _step(self, batch: Batch) -> bool:
+        """False when the drain came while an evaluation held the publication back: the plan is
+        journaled, and the next start evaluates and then trains again."""
         parts, base = self._parts, self._version
         bind_process(step=base + 1)
         plan = Plan(base + 1, batch.attempts)
@@ -115,13 +138,14 @@ class Loop:
         with self._watch.stage("train"), stage, trace.span("train", facts):
             result = await self._train(plan)
         with self._watch.stage("eval_wait"):
-            await self._end_eval(self._config.eval.hold_s)
+            if not await self._evals.hold(self._config.eval.hold_s, parts.drain):
+                return False
         await self._publish(batch)
         if self._due(self._config.checkpoint.every):
             await self._checkpoint()
         await self._record(batch, base, result, sync)
-        if self._version < self._config.steps and self._due(self._config.eval.every):
-            await self._begin_eval("during")
+        await self._begin_eval()
+        return True
 
     async def _train(self, plan: Plan) -> StepResult:
         attempts = await self._parts.journal.load(plan.attempts)
@@ -134,8 +158,11 @@ class Loop:
         self._version = plan.step
         return result
 
-    async def _publish(self, batch: Batch | None) -> None:
-        """Announce the weights of this version, and free the slots of the step behind it."""
+    async def _publish(self, batch: Batch | None, *, train: bool = True) -> None:
+        """Announce the weights of this version, and free the slots of the step behind it.
+
+        Without `train` nothing is leased but evaluations.
+        """
         parts = self._parts
         parts.status.enter(Phase.PUBLISHING)
         stage = parts.watchdog.stage("publish")
@@ -151,7 +178,8 @@ class Loop:
             await parts.snapshots.announce(publication, policy)
         remaining = (self._config.steps - self._version) * self._config.groups_per_step
         rules = parts.dispatcher.book.rules
-        parts.dispatcher.book.train_slots = min(rules.train_slots, remaining)
+        train = train and self._config.mode == "train"
+        parts.dispatcher.book.train_slots = min(rules.train_slots, remaining) if train else 0
         parts.broadcast.announce(Announcement(policy, publication))
         await parts.dispatcher.published(policy, batch)
         parts.status.policy = policy
@@ -186,32 +214,54 @@ class Loop:
     async def _finish(self) -> bool:
         if self._saved_step < self._version:
             await self._checkpoint()
-        await self._end_eval(self._config.eval.hold_s)
-        if not self._reported("after"):
-            await self._begin_eval("after")
-            self._parts.status.enter(Phase.EVALUATING)
-            if await self._or_drain(self._eval_done()) is None:
-                await self._stop_early()
-                return False
+        if not await self._evals.hold(self._config.eval.hold_s, self._parts.drain):
+            return await self._stop_early()
+        if self._evals.wanted("after", self._version):
+            return await self._evaluate_to_the_end("after")
+        return await self._done()
+
+    async def _evaluate_only(self) -> bool:
+        """Mode `eval`: the newest policy of the run, on all sets."""
+        if not self._parts.eval_sets:
+            raise ConfigError("learner.mode is eval, but learner.eval.sets has no set to evaluate")
+        return await self._evaluate_to_the_end("eval_only")
+
+    async def _evaluate_to_the_end(self, moment: Moment) -> bool:
+        await self._evals.begin(moment)
+        self._parts.status.enter(Phase.EVALUATING)
+        if await self._or_drain(self._evals.finish()) is None:
+            return await self._stop_early()
+        return await self._done()
+
+    async def _done(self) -> bool:
         await self._summarise()
         self._parts.status.enter(Phase.DONE)
         return True
 
-    async def _stop_early(self) -> None:
+    async def _stop_early(self, *, save: bool = True) -> bool:
         """Drained: leave the run so that it can go on later."""
         self._parts.status.enter(Phase.DRAINING)
-        if self._evaluating:
-            _, task = self._evaluating
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        if self._saved_step < self._version:
+        await self._evals.cancel()
+        if save and self._config.mode == "train" and self._saved_step < self._version:
             await self._checkpoint()
         await self._summarise()
+        return False
+
+    async def _begin_eval(self) -> None:
+        """Have the policy that was just published evaluated, if it should be."""
+        if self._evals.wanted(self._moment, self._version):
+            await self._evals.begin(self._moment)
+
+    @property
+    def _moment(self) -> Moment:
+        return "before" if self._version == 0 else "during"
 
     async def _summarise(self) -> None:
         parts = self._parts
         await parts.journal.set_meta({"seconds": parts.clock.seconds})
-        by_moment = {eval_id.split("-")[0]: report for eval_id, report in self._reports.items()}
+        by_moment = {
+            eval_id.split("-")[0]: report for eval_id, report in self._evals.reports.items()
+        }
         write_summary(
             parts.run_dir,
             by_moment,
@@ -220,60 +270,6 @@ class Loop:
             seed=parts.seed,
             accounts=await parts.journal.read(accounts),
         )
-
-    # --- evaluations
-
-    async def _begin_eval(self, moment: EvalMoment) -> None:
-        """Start evaluating the newest policy, unless an earlier start did."""
-        parts = self._parts
-        newest = parts.broadcast.newest
-        if newest is None or self._reported(moment):
-            return
-        if moment == "during" and not self._due(self._config.eval.every):
-            return
-        evaluation = Evaluation(moment, newest.policy, parts.eval_sets)
-        if not evaluation.specs:
-            return
-        parts.dispatcher.on_eval_group = evaluation.add
-        await parts.dispatcher.add_eval(evaluation.specs)
-        task = asyncio.create_task(self._evaluate(evaluation), name="evaluation")
-        self._evaluating = (evaluation, task)
-
-    async def _evaluate(self, evaluation: Evaluation) -> None:
-        with self._parts.watchdog.stage("evaluate"):
-            await evaluation.done.wait()
-        report = evaluation.report()
-        version = evaluation.policy.version
-        await self._parts.journal.evaluated(evaluation.eval_id, evaluation.moment, version, report)
-        self._reports[evaluation.eval_id] = report
-        logged = eval_metrics(report)
-        self._parts.tracker.log(version, logged)
-        self._parts.status.update(logged)
-
-    async def _eval_done(self) -> bool:
-        if self._evaluating:
-            _, task = self._evaluating
-            await asyncio.shield(task)
-            self._evaluating = None
-        return True
-
-    async def _end_eval(self, hold_s: float) -> None:
-        """Wait for the running evaluation; what is unfinished after `hold_s` is missing."""
-        if self._evaluating is None:
-            return
-        evaluation, task = self._evaluating
-        done, _ = await asyncio.wait({task}, timeout=hold_s)
-        if not done:
-            unfinished = evaluation.unfinished
-            _log.warning("an evaluation held up publication too long", missing=len(unfinished))
-            await self._parts.dispatcher.drop_eval(unfinished, "eval_hold")
-            evaluation.done.set()
-        await self._eval_done()
-
-    def _reported(self, moment: EvalMoment) -> bool:
-        """Whether this moment's evaluation of this version is in the journal."""
-        rows = [eval_id.split("-") for eval_id in self._reports]
-        return any(row[0] == moment and row[2] == str(self._version) for row in rows)
 
     # --- small things
 

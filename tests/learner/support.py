@@ -109,9 +109,11 @@ async def learner(
         yield RunningLearner(address, runtime, task)
     finally:
         task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-        tracker.close()
+        try:
+            with suppress(asyncio.CancelledError):
+                await task
+        finally:
+            tracker.close()
 
 
 @dataclass

@@ -1,0 +1,64 @@
+"""Whether a learner that goes on with a run has what the run began with."""
+
+import hashlib
+import sqlite3
+from collections.abc import Sequence
+
+from services.common.errors import ConfigError
+from services.common.log import get_logger
+from services.learner.curriculum import Task
+from services.learner.journal import Journal
+
+_KEY = "began_with"
+_log = get_logger(__name__)
+
+
+async def check_tokenizer_is_the_same(journal: Journal, digest: bytes) -> None:
+    """Token ids in the journal mean nothing under another tokenizer. Raises ConfigError."""
+    began = await _noted(journal, "tokenizer", digest.hex())
+    if began != digest.hex():
+        raise ConfigError(
+            "policy.model: its tokenizer is not the one that this run began with, so what was"
+            " sampled cannot be trained on: restore tokenizer.json and the chat template, or start"
+            " a new run"
+        )
+
+
+async def check_tasks_are_the_same(
+    journal: Journal, tasks: Sequence[Task], path: str, seed: int
+) -> None:
+    """The order of tasks is a function of the file and the seed.
+
+    Other tasks are used from here on with a warning. Raises ConfigError when a task that the
+    run has begun is gone.
+    """
+    text = "".join(f"{task.key}\n{task.json}\n" for task in tasks)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    if await _noted(journal, "seed", seed) != seed:
+        _log.error("seed differs from the one that the run began with: tasks come in another order")
+    if await _noted(journal, "tasks", digest) == digest:
+        return
+    gone = sorted(await journal.read(_begun_tasks) - {task.key for task in tasks})
+    if gone:
+        raise ConfigError(
+            f"learner.tasks: {path} is not the file that this run began with: {len(gone)} tasks"
+            f" that the run has sampled are gone, {gone[0]!r} first; restore the file, or start a"
+            " new run"
+        )
+    _log.error(
+        "learner.tasks is not the file that the run began with: its tasks are used from here on",
+        path=path,
+    )
+
+
+async def _noted(journal: Journal, name: str, value: str | int) -> str | int:
+    """What the run began with; `value` when it begins now."""
+    began = (await journal.meta()).get(_KEY, {})
+    if name not in began:
+        await journal.set_meta({_KEY: {**began, name: value}})
+    return began.get(name, value)
+
+
+def _begun_tasks(db: sqlite3.Connection) -> set[str]:
+    sql = "SELECT DISTINCT json_extract(spec, '$.task[0]') FROM groups WHERE purpose = 'train'"
+    return {key for (key,) in db.execute(sql)}
