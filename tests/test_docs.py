@@ -1,0 +1,44 @@
+"""The example under docs/examples does what docs/running.md says."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.common.config import load_spec, parse
+from services.env_gateway.config import EnvGatewayConfig
+from services.env_gateway.tasks import parse_task
+from services.env_gateway.verdicts import load_digests
+from services.learner.config import LearnerConfig
+from services.rollout.config import RolloutConfig
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "docs" / "examples"
+TASKS: list[dict[str, Any]] = json.loads((EXAMPLES / "stock_tasks.json").read_text())["tasks"]
+
+
+def test_every_section_of_the_example_is_valid() -> None:
+    spec = load_spec(EXAMPLES / "stock.toml")
+    for name, section in (
+        ("env_gateway", EnvGatewayConfig),
+        ("rollout", RolloutConfig),
+        ("learner", LearnerConfig),
+    ):
+        parse(section, spec[name], where=name)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: str(task["key"]))
+def test_the_verifier_of_each_task_may_run_and_tells_a_pass_from_a_fail(
+    task: dict[str, Any],
+) -> None:
+    source = parse_task(json.dumps(task)).verifier
+    assert source is not None
+    digest = hashlib.sha256(source.encode()).hexdigest()
+    assert digest in load_digests(EXAMPLES / "stock_verifiers.sha256")
+    scope: dict[str, Any] = {}
+    exec(source, scope)
+    item = task["key"].removeprefix("price-")
+    for found, reward in ((json.dumps([{"item": item, "price": 3}]), 1), ("[]", 0)):
+        line = json.dumps({"role": "tool", "content": found})
+        assert scope["looked_up"](None, conversation=line) == reward
