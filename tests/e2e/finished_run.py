@@ -1,0 +1,149 @@
+"""A run of the `flotilla` command with every real part, and what it left behind."""
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import tomllib
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM
+
+from environments.api import ENV_KEYS
+from environments.scenario import Split
+from environments.tasks import make_tasks
+from services.learner.journal_rows import read_group
+from services.learner.trajectory import Trajectory
+from services.learner.types import Author, Sequence
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SHARED_MEMORY = Path("/dev/shm")
+EVAL_TASKS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRun:
+    """Where a run that has ended keeps its files, and how the command ended."""
+
+    runs: Path
+    exit_code: int
+    output: str
+
+    @property
+    def folder(self) -> Path:
+        [found] = (path for path in self.runs.iterdir() if path.is_dir())
+        return found
+
+    @property
+    def journal(self) -> Path:
+        return self.folder / "journal.sqlite"
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return json.loads((self.folder / "summary.json").read_text())
+
+    def rows(self, query: str, file: str = "journal.sqlite") -> list[tuple[Any, ...]]:
+        """What a query finds in one of the run's SQLite files."""
+        path = self.folder / file
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+            return db.execute(query).fetchall()
+
+    def trajectories(self, where: str = "1") -> list[Trajectory]:
+        """Trajectories of the groups that `where` chooses."""
+        groups = self.rows(f"SELECT group_id FROM groups WHERE {where} ORDER BY group_id")
+        return [each for (group,) in groups for each in read_group(self.journal, group)]
+
+
+def write_spec(folder: Path, policy: Path, *, steps: int) -> Path:
+    """The demo's spec for another policy, with few tasks and a checkpoint of every step."""
+    spec = tomllib.loads((REPOSITORY / "deploy/runs/local.toml").read_text())
+    del spec["prepare"]
+    spec["policy"]["model"] = str(policy)
+    learner = spec["learner"]
+    # Strictly on policy: each step then trains on what the step before it published.
+    learner |= {"steps": steps, "max_staleness": 0, "tasks": _tasks(folder, "train", 48)}
+    learner["checkpoint"] = {"every": 1, "keep": steps}
+    for chosen in learner["eval"]["sets"]:
+        split: Split = "unseen_names" if chosen["name"] == "unseen_names" else "heldout"
+        chosen["tasks"] = _tasks(folder, split, EVAL_TASKS)
+    path = folder / "spec.json"
+    path.write_text(json.dumps(spec))
+    return path
+
+
+def _tasks(folder: Path, split: Split, count: int) -> str:
+    path = folder / f"{split}.json"
+    path.write_text(json.dumps({"tasks": list(make_tasks(ENV_KEYS, split, count))}))
+    return str(path)
+
+
+def train(spec: Path, runs: Path, *, timeout_s: float) -> FinishedRun:
+    """`flotilla train`, to its end."""
+    done = subprocess.run(
+        [sys.executable, "-m", "services.launcher.cli", "train", str(spec), "--runs", str(runs)],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    return FinishedRun(runs, done.returncode, done.stdout)
+
+
+def processes_of(runs: Path) -> list[str]:
+    """Command lines of what runs with this runs folder as an argument or in its environment.
+
+    Everything that a launcher starts inherits its mark, which names the folder.
+    """
+    found: list[str] = []
+    for process in psutil.process_iter():
+        try:
+            told = " ".join([*process.cmdline(), *process.environ().values()])
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        if str(runs) in told and process.pid != os.getpid():
+            found.append(" ".join(process.cmdline()))
+    return found
+
+
+class Scorer:
+    """What a model folder of the Hugging Face layout says about tokens, by transformers alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager"
+        )
+
+    @torch.no_grad()
+    def logprobs(self, token_ids: NDArray[np.int32], temperature: float) -> NDArray[np.float32]:
+        """Of every token given those before it, shape [tokens]; NaN for the first."""
+        ids = torch.tensor(token_ids.tolist())
+        logits = self._model(ids[None], use_cache=False).logits[0, :-1]
+        scaled = torch.log_softmax(logits / temperature, -1)
+        picked = scaled.gather(-1, ids[1:, None])[:, 0]
+        return np.concatenate([[np.nan], picked.numpy()]).astype(np.float32)
+
+
+def distances(sequence: Sequence, scorer: Scorer, version: int) -> NDArray[np.float32]:
+    """Engine's minus trainer's logprob of every token that `version` wrote."""
+    found: list[NDArray[np.float32]] = []
+    position = written = 0
+    for span in sequence.spans:
+        if span.author is Author.POLICY and span.policy is not None:
+            engine = sequence.logprobs[written : written + span.length]
+            written += span.length
+            if span.policy.version == version:
+                # Greedy tokens are reported at temperature 1.
+                reference = scorer.logprobs(sequence.token_ids, span.temperature or 1.0)
+                found.append(engine - reference[position : position + span.length])
+        position += span.length
+    return np.concatenate(found) if found else np.zeros(0, np.float32)

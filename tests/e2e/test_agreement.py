@@ -1,0 +1,154 @@
+"""Engine and trainer agree about a model as large ones are: GQA, a head of its own, YaRN."""
+
+import asyncio
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from services.common.spec import PolicyConfig
+from services.learner.config import AlgorithmConfig, OptimizerConfig
+from services.learner.rank import wire
+from services.learner.rank.config import RankConfig
+from services.learner.rank.model import Policy, load, score
+from services.learner.rank.worker import Rank, Setup
+from services.learner.types import TrainBatch, TrainSequence
+from services.rollout.adapters.vllm import Model, VllmEngine
+from services.rollout.config import EngineConfig
+from services.rollout.types import Completion, PolicyId, Publication, Sampling
+from tests.e2e.wide_model import VOCAB, make_folder, policy_section
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.timeout(280),
+    # What vLLM and torch warn about at import is theirs to mend.
+    pytest.mark.filterwarnings("default"),
+]
+
+Dtype = Literal["float32", "bfloat16"]
+
+ORIGINAL_POSITIONS = 256
+GENERATED = 190
+# Nearly all that is sampled lies beyond the positions that the model was trained with.
+GIVEN = np.random.default_rng(0).integers(0, VOCAB, 440).astype(np.int32)
+PROMPT = GIVEN[:-GENERATED]
+TURN_END = VOCAB - 1
+ATTEMPTS = 4
+
+
+@contextmanager
+def ranked(policy: PolicyConfig, folder: Path) -> Generator[Rank]:
+    """A training rank in this process, with steps large enough to be seen in bfloat16."""
+    setup = Setup(
+        run_id="agreement",
+        shm_dir=folder,
+        total_steps=1,
+        policy=policy,
+        algorithm=AlgorithmConfig(),
+        optimizer=OptimizerConfig(lr=1e-2),
+        rank=RankConfig(),
+    )
+    rank = Rank(setup)
+    try:
+        yield rank
+    finally:
+        rank.close()
+
+
+def announced(rank: Rank, version: int) -> Publication:
+    """A publication of the rank as a rollout worker is told of it."""
+    made = rank.publish(version)
+    return Publication(
+        policy=PolicyId(1, version, made.fingerprint),
+        manifest=made.manifest,
+        total_bytes=made.total_bytes,
+        transport="shm",
+        location=str(made.path),
+        canary_token_ids=made.canary_token_ids,
+        timeout_s=10.0,
+    )
+
+
+def trained_on(completions: list[Completion]) -> TrainBatch:
+    """One step on what was sampled, half of it rewarded."""
+    return TrainBatch(
+        1,
+        tuple(
+            TrainSequence(
+                group_id="g",
+                attempt_index=index,
+                reward=float(index % 2),
+                token_ids=whole(sampled),
+                policy_mask=np.arange(len(whole(sampled))) >= len(PROMPT),
+                behaviour_logprobs=np.pad(sampled.logprobs, (len(PROMPT), 0)),
+                temperature=1.0,
+                staleness=0,
+            )
+            for index, sampled in enumerate(completions)
+        ),
+    )
+
+
+def whole(sampled: Completion) -> NDArray[np.int32]:
+    return np.concatenate([PROMPT, sampled.token_ids])
+
+
+def of_trainer(policy: Policy, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
+    return score(policy, token_ids, chunk=512)
+
+
+async def sampled_and_checked(
+    engine: VllmEngine, policy: Policy, tolerance: float
+) -> list[Completion]:
+    """What engine and trainer say must be the same, of given tokens and of sampled ones."""
+    given = np.abs(await engine.score(GIVEN) - of_trainer(policy, GIVEN))
+    assert given[:ORIGINAL_POSITIONS].max() < tolerance
+    assert given[ORIGINAL_POSITIONS:].max() < tolerance
+    asked = [
+        engine.generate(PROMPT, Sampling(1.0, seed=seed), GENERATED) for seed in range(ATTEMPTS)
+    ]
+    completions = await asyncio.gather(*asked)
+    for sampled in completions:
+        trainer = of_trainer(policy, whole(sampled))[len(PROMPT) - 1 :]
+        assert np.abs(sampled.logprobs - trainer).max() < tolerance
+    assert max(len(sampled.token_ids) for sampled in completions) > 50
+    return completions
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.25)])
+async def test_engine_and_trainer_agree_before_and_after_a_step(
+    dtype: Dtype, tolerance: float, tmp_path: Path
+) -> None:
+    folder = make_folder(tmp_path / "model")
+    policy = policy_section(folder, dtype)
+    config = EngineConfig(device="cpu", max_num_seqs=ATTEMPTS)
+    engine = await VllmEngine.start(config, Model(folder, policy, [TURN_END]))
+    try:
+        with ranked(policy, tmp_path) as rank:
+            first = announced(rank, 0)
+            await engine.load(first, Path(first.location))
+            completions = await sampled_and_checked(engine, rank.policy, tolerance)
+            before = of_trainer(rank.policy, GIVEN)
+            rank.train(wire.write_batch(tmp_path / "batch.safetensors", trained_on(completions)))
+            after = of_trainer(rank.policy, GIVEN)
+            assert np.abs(after - before).mean() > tolerance, "the step changed too little to tell"
+            second = announced(rank, 1)
+            await engine.load(second, Path(second.location))
+            await sampled_and_checked(engine, rank.policy, tolerance)
+    finally:
+        await engine.close()
+
+
+def test_the_scaling_reaches_every_position(tmp_path: Path) -> None:
+    """Were it ignored on both sides, they would agree as well."""
+    folder = make_folder(tmp_path)
+    policy = policy_section(folder, "float32")
+    plain = policy.model_copy(update={"rope_scaling": None})
+    with torch.no_grad():
+        scaled, unscaled = (of_trainer(load(p, RankConfig()), GIVEN) for p in (policy, plain))
+    assert np.abs(scaled - unscaled)[ORIGINAL_POSITIONS:].mean() > 0.01

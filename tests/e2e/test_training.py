@@ -1,0 +1,142 @@
+"""One command trains a policy: every part real, two optimizer steps, then everything is checked."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from services.learner.types import FailureKind
+from tests.e2e.finished_run import (
+    EVAL_TASKS,
+    SHARED_MEMORY,
+    FinishedRun,
+    Scorer,
+    distances,
+    processes_of,
+    train,
+    write_spec,
+)
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.timeout(280),
+    # What transformers and torch warn about is theirs to mend.
+    pytest.mark.filterwarnings("default"),
+]
+
+STEPS = 2
+ATTEMPTS = 96
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def finished(quick_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    folder = tmp_path_factory.mktemp("training")
+    spec = write_spec(folder, quick_policy, steps=STEPS)
+    run = train(spec, folder / "runs", timeout_s=240)
+    assert run.exit_code == 0, run.output
+    return run
+
+
+@pytest.fixture(scope="module")
+def scorers(finished: FinishedRun, quick_policy: Path) -> list[Scorer]:
+    """By version: what was trained from, and the checkpoint of each step."""
+    saved = [finished.folder / f"checkpoints/step-{step:06d}" for step in range(1, STEPS + 1)]
+    return [Scorer(folder) for folder in (quick_policy, *saved)]
+
+
+def test_two_steps_are_committed(finished: FinishedRun) -> None:
+    assert finished.rows("SELECT step FROM plans ORDER BY step") == [(1,), (2,)]
+    assert finished.rows("SELECT step FROM checkpoints ORDER BY step") == [(1,), (2,)]
+    lines = (finished.folder / "metrics.jsonl").read_text().splitlines()
+    trained = [r for r in map(json.loads, lines) if "policy/loss" in r]
+    assert [record["step"] for record in trained] == [1, 2]
+    assert all(record["policy/skipped"] == 0 for record in trained)
+    assert all(record["policy/grad_norm"] > 0 for record in trained), "nothing was learnt from"
+
+
+def test_each_step_trains_on_what_the_step_before_published(finished: FinishedRun) -> None:
+    published = dict(finished.rows("SELECT version, fingerprint FROM publications"))
+    assert len(set(published.values())) == STEPS + 1, "weights stayed the same"
+    for step in range(1, STEPS + 1):
+        attempts = finished.trajectories(f"step = {step}")
+        policies = {policy for attempt in attempts for policy in attempt.policies}
+        assert {policy.version for policy in policies} == {step - 1}
+        assert {policy.fingerprint for policy in policies} == {published[step - 1]}
+    last = {
+        policy.version
+        for attempt in finished.trajectories("eval_id LIKE 'after-%'")
+        for policy in attempt.policies
+    }
+    assert last == {STEPS}
+
+
+def written_by(finished: FinishedRun, scorer: Scorer, version: int) -> NDArray[np.float32]:
+    """Engine's minus trainer's logprobs at all tokens that a version wrote and that are kept."""
+    attempts = [a for a in finished.trajectories() if a.failure is None]
+    parts = [distances(s, scorer, version) for a in attempts for s in a.sequences]
+    return np.concatenate(parts)
+
+
+def test_the_engines_logprobs_after_every_sync_are_the_trainers(
+    finished: FinishedRun, scorers: list[Scorer]
+) -> None:
+    for version, scorer in enumerate(scorers):
+        found = np.abs(written_by(finished, scorer, version))
+        assert len(found) > 300, f"too few tokens of version {version} are kept to tell"
+        assert found.max() < TOLERANCE, f"version {version}"
+
+
+def test_a_policy_one_sync_behind_would_have_been_noticed(
+    finished: FinishedRun, scorers: list[Scorer]
+) -> None:
+    for version in range(1, STEPS + 1):
+        stale = np.abs(written_by(finished, scorers[version - 1], version))
+        assert stale.max() > 10 * TOLERANCE, f"version {version}"
+
+
+def test_every_acknowledged_trajectory_is_accounted_for(finished: FinishedRun) -> None:
+    plans = [json.loads(text) for (text,) in finished.rows("SELECT attempts FROM plans")]
+    trained = [tuple(key) for plan in plans for key in plan]
+    assert len(trained) == len(set(trained)), "an attempt was trained twice"
+    kept = "SELECT group_id, attempt_index, try FROM trajectories JOIN groups USING (group_id)"
+    evaluated = finished.rows(f"{kept} WHERE purpose = 'eval' AND state = 'evaluated'")
+    failed = finished.rows(f"{kept} WHERE failure IS NOT NULL")
+    dropped = finished.rows(f"{kept} WHERE dropped != '' OR state IN ('dropped', 'filtered')")
+    queued = finished.rows(f"{kept} WHERE purpose = 'train' AND state = 'open'")
+    fates = [set(each) for each in (trained, evaluated, failed, dropped, queued)]
+    acknowledged = set(finished.rows(kept))
+    assert set[tuple[object, ...]]().union(*fates) == acknowledged
+    assert finished.summary["trajectories"]["acknowledged"] == len(acknowledged)
+    # Nothing failed here, so that every attempt has one try and one fate.
+    failures = [t.detail for t in finished.trajectories() if isinstance(t.failure, FailureKind)]
+    assert failures == []
+    assert [len(fate) for fate in fates] == [STEPS * ATTEMPTS, 2 * 3 * EVAL_TASKS, 0, 0, 0]
+
+
+def test_nothing_is_left_running_or_in_shared_memory(finished: FinishedRun) -> None:
+    assert processes_of(finished.runs) == []
+    assert list(SHARED_MEMORY.glob(f"*{finished.folder.name}*")) == []
+    assert finished.rows("SELECT * FROM instances", "env_gateway-0.sqlite") == []
+
+
+def test_the_summary_has_the_promised_fields(finished: FinishedRun) -> None:
+    summary = finished.summary
+    assert set(summary) == {"eval", "seconds", "steps", "seed", "trajectories"}
+    assert set(summary["seconds"]) == {"to_first_step", "train", "total"}
+    assert (summary["steps"], summary["seed"]) == (STEPS, 0)
+    assert set(summary["eval"]) == {"before", "after"}
+    promised = {"pass_at_1", "ci95", "greedy_pass_at_1", "by_env", "unseen_names"}
+    for figures in summary["eval"].values():
+        assert set(figures) == promised | {"tasks", "missing"}
+        assert (figures["tasks"], figures["missing"]) == (EVAL_TASKS, 0)
+        low, high = figures["ci95"]
+        assert 0 <= low <= figures["pass_at_1"] <= high <= 1
+        shares = [figures["greedy_pass_at_1"], figures["unseen_names"], *figures["by_env"].values()]
+        assert all(0 <= share <= 1 for share in shares)
+        assert set(figures["by_env"]) == {"booking", "tracker", "shop"}
+    seconds = summary["seconds"]
+    assert 0 < seconds["to_first_step"] < seconds["total"]
+    assert 0 < seconds["train"] < seconds["total"]
