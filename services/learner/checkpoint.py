@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from services.common.log import get_logger
@@ -34,17 +35,27 @@ class Checkpoints:
         await asyncio.to_thread(_write_manifest, directory, step, files)
         old = await self._journal.commit_checkpoint(step, files, self._keep)
         for folder in old:
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            await asyncio.to_thread(shutil.rmtree, self._here(folder), ignore_errors=True)
 
     async def newest(self) -> CheckpointRow | None:
-        """The newest checkpoint whose files are what was written; None before the first."""
-        rows = await self._journal.checkpoints()
-        for row in rows:
+        """The newest checkpoint whose files are what was written; None before the first.
+
+        Damaged ones that are newer are forgotten, lest they count among those that are kept.
+        """
+        damaged: list[int] = []
+        for found in await self._journal.checkpoints():
+            row = replace(found, directory=str(self._here(found.directory)))
             problem = await asyncio.to_thread(_problem, row)
             if problem is None:
+                await self._journal.forget_checkpoints(damaged)
                 return row
+            damaged.append(row.step)
             _log.error("a checkpoint is damaged, trying the one before", step=row.step, why=problem)
         return None
+
+    def _here(self, directory: str) -> Path:
+        """A checkpoint's folder; a run's folder may have been moved or copied."""
+        return self._folder / Path(directory).name
 
 
 def _write_manifest(directory: Path, step: int, files: CheckpointFiles) -> None:

@@ -217,7 +217,8 @@ class Journal:
         """Make a checkpoint the newest; returns the folders that are no longer needed.
 
         Payloads that the oldest kept checkpoint contains are pruned in the same transaction,
-        all but those of each step's first group, which people read.
+        all but those of each step's first group, which people read. While there are fewer than
+        `keep`, the initial policy counts as one, and nothing is pruned.
         """
         row = (step, str(files.directory), json.dumps(dict(files.sha256)), time.time())
 
@@ -227,7 +228,8 @@ class Journal:
             found = rows.fetchall()
             kept, old = found[:keep], found[keep:]
             db.executemany("DELETE FROM checkpoints WHERE step = ?", [(n,) for n, _ in old])
-            db.execute(PRUNE, (kept[-1][0], kept[-1][0]))
+            if len(kept) == keep:
+                db.execute(PRUNE, (kept[-1][0], kept[-1][0]))
             return [directory for _, directory in old]
 
         return await self._writer.write(work)
@@ -237,6 +239,13 @@ class Journal:
         sql = "SELECT step, directory, files FROM checkpoints ORDER BY step DESC"
         rows = await self.read(lambda db: db.execute(sql).fetchall())
         return [CheckpointRow(n, directory, json.loads(files)) for n, directory, files in rows]
+
+    async def forget_checkpoints(self, steps: Sequence[int]) -> None:
+        await self._writer.write(
+            lambda db: db.executemany(
+                "DELETE FROM checkpoints WHERE step = ?", [(step,) for step in steps]
+            )
+        )
 
     async def evaluated(
         self, eval_id: str, moment: str, version: int, results: Mapping[str, Any]

@@ -28,7 +28,7 @@ from services.learner.journal_rows import accounts
 from services.learner.journal_schema import Plan
 from services.learner.parts import Parts
 from services.learner.status import Phase
-from services.learner.step_metrics import step_metrics, step_times
+from services.learner.step_metrics import StepMetrics, step_times
 from services.learner.summary import write_summary
 from services.learner.types import ModelInfo, PolicyId, StepResult
 
@@ -52,6 +52,7 @@ class Loop:
         self._saved_step = 0
         self._watch = Stopwatch()
         self._evals = Evaluations(parts)
+        self._metrics = StepMetrics(parts.dispatcher)
 
     async def run(self) -> bool:
         """True when every step and evaluation is done, False when drained before that."""
@@ -203,7 +204,7 @@ class Loop:
         for group in batch.all_groups:
             parts.dispatcher.tally.trained(group)
         times = step_times(batch, stages, whole, sync)
-        logged = step_metrics(batch, base, times, parts.dispatcher)
+        logged = self._metrics.of(batch, base, times)
         logged.update(result.metrics)
         logged["policy/skipped"] = float(result.skipped)
         first = parts.clock.to_first_step

@@ -124,9 +124,8 @@ def failure_metrics(counters: Counters) -> dict[str, float]:
 def timing_metrics(times: StepTimes) -> dict[str, float]:
     """`timing/*` in seconds, and shares of the step.
 
-    `idle_share` is the part of the step in which the trainer neither trained nor published nor
-    wrote a checkpoint. `overlap_ratio` is step / max(rollout, train): 1 when the shorter of the
-    two hides behind the longer, up to 2 when they take turns.
+    `idle_share` is 1 - (train + publish + checkpoint) / step, not below 0: the part of the step
+    in which the trainer did nothing.
     """
     busy = times.train + times.publish + times.checkpoint
     metrics = {
@@ -139,23 +138,15 @@ def timing_metrics(times: StepTimes) -> dict[str, float]:
         "timing/step": times.step,
         "timing/idle_share": max(0.0, 1.0 - busy / times.step) if times.step else 0.0,
     }
-    longest = max(times.rollout, times.train)
-    if longest > 0:
-        metrics["timing/overlap_ratio"] = times.step / longest
     if times.sync is not None:
         metrics["timing/sync"] = times.sync
     return metrics
 
 
-def throughput_metrics(batch: Batch, counters: Counters, times: StepTimes) -> dict[str, float]:
-    """`throughput/*`: policy tokens and tries received, and tokens trained, per second."""
+def train_throughput(batch: Batch, times: StepTimes) -> dict[str, float]:
+    """Tokens of all trained sequences, prompts included, / seconds of training."""
     trained = sum(r.total_tokens for group in batch.groups for r in group.graded)
-    step, train = max(times.step, 1e-9), max(times.train, 1e-9)
-    return {
-        "throughput/tokens_per_sec_gen": counters.policy_tokens / step,
-        "throughput/tokens_per_sec_train": trained / train,
-        "throughput/trajectories_per_sec": counters.trajectories / step,
-    }
+    return {"throughput/tokens_per_sec_train": trained / max(times.train, 1e-9)}
 
 
 def ks_distance(first: Iterable[float], second: Iterable[float]) -> float:

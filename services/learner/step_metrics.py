@@ -8,9 +8,10 @@ from services.learner.metrics import (
     failure_metrics,
     reward_metrics,
     staleness_metrics,
-    throughput_metrics,
     timing_metrics,
+    train_throughput,
 )
+from services.learner.pace import Pace
 
 
 def step_times(
@@ -30,16 +31,24 @@ def step_times(
     )
 
 
-def step_metrics(
-    batch: Batch, version: int, times: StepTimes, dispatcher: Dispatcher
-) -> dict[str, float]:
-    counters = dispatcher.tally.take()
-    groups = batch.all_groups
-    return {
-        **reward_metrics(groups),
-        **environment_metrics(groups, counters.tries, counters.no_grade),
-        **staleness_metrics(batch, version, dispatcher.tally),
-        **failure_metrics(counters),
-        **timing_metrics(times),
-        **throughput_metrics(batch, counters, times),
-    }
+class StepMetrics:
+    """Knows the steps before, for the metrics of several."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._pace = Pace()
+
+    def of(self, batch: Batch, version: int, times: StepTimes) -> dict[str, float]:
+        """All metrics of the step that `batch` made out of `version`."""
+        tally = self._dispatcher.tally
+        counters = tally.take()
+        groups = batch.all_groups
+        return {
+            **reward_metrics(groups),
+            **environment_metrics(groups, counters.tries, counters.no_grade),
+            **staleness_metrics(batch, version, tally),
+            **failure_metrics(counters),
+            **timing_metrics(times),
+            **train_throughput(batch, times),
+            **self._pace.after(times, counters),
+        }
