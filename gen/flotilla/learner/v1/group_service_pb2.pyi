@@ -64,7 +64,9 @@ class LeaseGroupRequest(google.protobuf.message.Message):
     """
     @property
     def holding(self) -> flotilla.learner.v1.policy_pb2.PolicyId:
-        """The policy that the worker's engine serves now."""
+        """The policy that the worker's engine serves now. What counts is what it
+        reported APPLIED and was accepted for.
+        """
 
     @property
     def capabilities(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:

@@ -49,6 +49,7 @@ class GroupServiceStub(object):
     FAILED_PRECONDITION TOKENIZER_MISMATCH  do not retry
     FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
     FAILED_PRECONDITION UNKNOWN_POLICY      a PolicyId that was never published
+    INVALID_ARGUMENT    MALFORMED_REQUEST   a field that must be set is not; a bug in the worker
     INVALID_ARGUMENT    MALFORMED_TRAJECTORY  a bug in the worker
     NOT_FOUND           LEASE_LOST          drop the group
     ALREADY_EXISTS      CONTENT_CONFLICT    other content under the same key
@@ -117,6 +118,7 @@ class GroupServiceServicer(object):
     FAILED_PRECONDITION TOKENIZER_MISMATCH  do not retry
     FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
     FAILED_PRECONDITION UNKNOWN_POLICY      a PolicyId that was never published
+    INVALID_ARGUMENT    MALFORMED_REQUEST   a field that must be set is not; a bug in the worker
     INVALID_ARGUMENT    MALFORMED_TRAJECTORY  a bug in the worker
     NOT_FOUND           LEASE_LOST          drop the group
     ALREADY_EXISTS      CONTENT_CONFLICT    other content under the same key
@@ -150,7 +152,9 @@ class GroupServiceServicer(object):
 
     def SubmitTrajectory(self, request_iterator, context):
         """Hands in one finished or failed try: header, chunks, end. Repeating what is
-        journaled is free and gets the same receipt.
+        journaled is free and gets the same receipt. What a policy of this epoch
+        wrote is used if this incarnation was accepted for that policy; the report
+        may come a moment after the trajectory.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -236,6 +240,7 @@ class GroupService(object):
     FAILED_PRECONDITION TOKENIZER_MISMATCH  do not retry
     FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
     FAILED_PRECONDITION UNKNOWN_POLICY      a PolicyId that was never published
+    INVALID_ARGUMENT    MALFORMED_REQUEST   a field that must be set is not; a bug in the worker
     INVALID_ARGUMENT    MALFORMED_TRAJECTORY  a bug in the worker
     NOT_FOUND           LEASE_LOST          drop the group
     ALREADY_EXISTS      CONTENT_CONFLICT    other content under the same key

@@ -41,6 +41,7 @@ class GroupServiceStub:
       FAILED_PRECONDITION TOKENIZER_MISMATCH  do not retry
       FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
       FAILED_PRECONDITION UNKNOWN_POLICY      a PolicyId that was never published
+      INVALID_ARGUMENT    MALFORMED_REQUEST   a field that must be set is not; a bug in the worker
       INVALID_ARGUMENT    MALFORMED_TRAJECTORY  a bug in the worker
       NOT_FOUND           LEASE_LOST          drop the group
       ALREADY_EXISTS      CONTENT_CONFLICT    other content under the same key
@@ -78,7 +79,9 @@ class GroupServiceStub:
         flotilla.learner.v1.group_service_pb2.SubmitTrajectoryResponse,
     ]
     """Hands in one finished or failed try: header, chunks, end. Repeating what is
-    journaled is free and gets the same receipt.
+    journaled is free and gets the same receipt. What a policy of this epoch
+    wrote is used if this incarnation was accepted for that policy; the report
+    may come a moment after the trajectory.
     """
 
     GetStatus: grpc.UnaryUnaryMultiCallable[
@@ -119,6 +122,7 @@ class GroupServiceAsyncStub:
       FAILED_PRECONDITION TOKENIZER_MISMATCH  do not retry
       FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
       FAILED_PRECONDITION UNKNOWN_POLICY      a PolicyId that was never published
+      INVALID_ARGUMENT    MALFORMED_REQUEST   a field that must be set is not; a bug in the worker
       INVALID_ARGUMENT    MALFORMED_TRAJECTORY  a bug in the worker
       NOT_FOUND           LEASE_LOST          drop the group
       ALREADY_EXISTS      CONTENT_CONFLICT    other content under the same key
@@ -155,7 +159,9 @@ class GroupServiceAsyncStub:
         flotilla.learner.v1.group_service_pb2.SubmitTrajectoryResponse,
     ]
     """Hands in one finished or failed try: header, chunks, end. Repeating what is
-    journaled is free and gets the same receipt.
+    journaled is free and gets the same receipt. What a policy of this epoch
+    wrote is used if this incarnation was accepted for that policy; the report
+    may come a moment after the trajectory.
     """
 
     GetStatus: grpc.aio.UnaryUnaryMultiCallable[
@@ -196,6 +202,7 @@ class GroupServiceServicer(metaclass=abc.ABCMeta):
       FAILED_PRECONDITION TOKENIZER_MISMATCH  do not retry
       FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
       FAILED_PRECONDITION UNKNOWN_POLICY      a PolicyId that was never published
+      INVALID_ARGUMENT    MALFORMED_REQUEST   a field that must be set is not; a bug in the worker
       INVALID_ARGUMENT    MALFORMED_TRAJECTORY  a bug in the worker
       NOT_FOUND           LEASE_LOST          drop the group
       ALREADY_EXISTS      CONTENT_CONFLICT    other content under the same key
@@ -240,7 +247,9 @@ class GroupServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[flotilla.learner.v1.group_service_pb2.SubmitTrajectoryResponse, collections.abc.Awaitable[flotilla.learner.v1.group_service_pb2.SubmitTrajectoryResponse]]:
         """Hands in one finished or failed try: header, chunks, end. Repeating what is
-        journaled is free and gets the same receipt.
+        journaled is free and gets the same receipt. What a policy of this epoch
+        wrote is used if this incarnation was accepted for that policy; the report
+        may come a moment after the trajectory.
         """
 
     @abc.abstractmethod

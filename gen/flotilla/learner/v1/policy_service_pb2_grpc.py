@@ -37,7 +37,10 @@ class PolicyServiceStub(object):
     FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
     FAILED_PRECONDITION TOKENIZER_MISMATCH  do not retry
     FAILED_PRECONDITION NO_COMMON_TRANSPORT the worker can load by none of ours
-    NOT_FOUND           UNKNOWN_WORKER      attach first
+    INVALID_ARGUMENT    MALFORMED_REPORT    canary_logprobs are no float32; a bug in the worker
+    NOT_FOUND           UNKNOWN_WORKER      attach first; on Attach: a newer incarnation has
+    taken this one's place, end the process
+    UNAVAILABLE         STREAM_ENDED        the stream is old enough; attach again
     """
 
     def __init__(self, channel):
@@ -70,14 +73,19 @@ class PolicyServiceServicer(object):
     FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
     FAILED_PRECONDITION TOKENIZER_MISMATCH  do not retry
     FAILED_PRECONDITION NO_COMMON_TRANSPORT the worker can load by none of ours
-    NOT_FOUND           UNKNOWN_WORKER      attach first
+    INVALID_ARGUMENT    MALFORMED_REPORT    canary_logprobs are no float32; a bug in the worker
+    NOT_FOUND           UNKNOWN_WORKER      attach first; on Attach: a newer incarnation has
+    taken this one's place, end the process
+    UNAVAILABLE         STREAM_ENDED        the stream is old enough; attach again
     """
 
     def Attach(self, request, context):
         """Joins, and streams what the worker must do from now on. The first UPDATE
         names the newest policy. A stream that is cut ends the membership after
         `attach_grace`; attaching again with the same incarnation resumes it.
-        Streams end after a bounded age with UNAVAILABLE; attach again.
+        Streams end after a bounded age with STREAM_ENDED; attach again. A policy
+        that the worker holds but has not reported to this epoch is sent again, to
+        be scored: no lease is given for a policy whose canary was not right.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -123,7 +131,10 @@ class PolicyService(object):
     FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
     FAILED_PRECONDITION TOKENIZER_MISMATCH  do not retry
     FAILED_PRECONDITION NO_COMMON_TRANSPORT the worker can load by none of ours
-    NOT_FOUND           UNKNOWN_WORKER      attach first
+    INVALID_ARGUMENT    MALFORMED_REPORT    canary_logprobs are no float32; a bug in the worker
+    NOT_FOUND           UNKNOWN_WORKER      attach first; on Attach: a newer incarnation has
+    taken this one's place, end the process
+    UNAVAILABLE         STREAM_ENDED        the stream is old enough; attach again
     """
 
     @staticmethod

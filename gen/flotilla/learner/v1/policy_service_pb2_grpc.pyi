@@ -29,7 +29,10 @@ class PolicyServiceStub:
       FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
       FAILED_PRECONDITION TOKENIZER_MISMATCH  do not retry
       FAILED_PRECONDITION NO_COMMON_TRANSPORT the worker can load by none of ours
-      NOT_FOUND           UNKNOWN_WORKER      attach first
+      INVALID_ARGUMENT    MALFORMED_REPORT    canary_logprobs are no float32; a bug in the worker
+      NOT_FOUND           UNKNOWN_WORKER      attach first; on Attach: a newer incarnation has
+                                              taken this one's place, end the process
+      UNAVAILABLE         STREAM_ENDED        the stream is old enough; attach again
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -40,7 +43,9 @@ class PolicyServiceStub:
     """Joins, and streams what the worker must do from now on. The first UPDATE
     names the newest policy. A stream that is cut ends the membership after
     `attach_grace`; attaching again with the same incarnation resumes it.
-    Streams end after a bounded age with UNAVAILABLE; attach again.
+    Streams end after a bounded age with STREAM_ENDED; attach again. A policy
+    that the worker holds but has not reported to this epoch is sent again, to
+    be scored: no lease is given for a policy whose canary was not right.
     """
 
     ReportPolicy: grpc.UnaryUnaryMultiCallable[
@@ -61,7 +66,10 @@ class PolicyServiceAsyncStub:
       FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
       FAILED_PRECONDITION TOKENIZER_MISMATCH  do not retry
       FAILED_PRECONDITION NO_COMMON_TRANSPORT the worker can load by none of ours
-      NOT_FOUND           UNKNOWN_WORKER      attach first
+      INVALID_ARGUMENT    MALFORMED_REPORT    canary_logprobs are no float32; a bug in the worker
+      NOT_FOUND           UNKNOWN_WORKER      attach first; on Attach: a newer incarnation has
+                                              taken this one's place, end the process
+      UNAVAILABLE         STREAM_ENDED        the stream is old enough; attach again
     """
 
     Attach: grpc.aio.UnaryStreamMultiCallable[
@@ -71,7 +79,9 @@ class PolicyServiceAsyncStub:
     """Joins, and streams what the worker must do from now on. The first UPDATE
     names the newest policy. A stream that is cut ends the membership after
     `attach_grace`; attaching again with the same incarnation resumes it.
-    Streams end after a bounded age with UNAVAILABLE; attach again.
+    Streams end after a bounded age with STREAM_ENDED; attach again. A policy
+    that the worker holds but has not reported to this epoch is sent again, to
+    be scored: no lease is given for a policy whose canary was not right.
     """
 
     ReportPolicy: grpc.aio.UnaryUnaryMultiCallable[
@@ -92,7 +102,10 @@ class PolicyServiceServicer(metaclass=abc.ABCMeta):
       FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
       FAILED_PRECONDITION TOKENIZER_MISMATCH  do not retry
       FAILED_PRECONDITION NO_COMMON_TRANSPORT the worker can load by none of ours
-      NOT_FOUND           UNKNOWN_WORKER      attach first
+      INVALID_ARGUMENT    MALFORMED_REPORT    canary_logprobs are no float32; a bug in the worker
+      NOT_FOUND           UNKNOWN_WORKER      attach first; on Attach: a newer incarnation has
+                                              taken this one's place, end the process
+      UNAVAILABLE         STREAM_ENDED        the stream is old enough; attach again
     """
 
     @abc.abstractmethod
@@ -104,7 +117,9 @@ class PolicyServiceServicer(metaclass=abc.ABCMeta):
         """Joins, and streams what the worker must do from now on. The first UPDATE
         names the newest policy. A stream that is cut ends the membership after
         `attach_grace`; attaching again with the same incarnation resumes it.
-        Streams end after a bounded age with UNAVAILABLE; attach again.
+        Streams end after a bounded age with STREAM_ENDED; attach again. A policy
+        that the worker holds but has not reported to this epoch is sent again, to
+        be scored: no lease is given for a policy whose canary was not right.
         """
 
     @abc.abstractmethod
