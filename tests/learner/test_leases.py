@@ -295,3 +295,56 @@ def test_slots_never_leak_and_nothing_stale_is_trained(seed: int, max_staleness:
     run.expire()
     assert run.book.leased_groups == 0
     assert run.book.held() == len(run.batcher)
+
+
+SCREEN = Task("screen", "env", '{"task_modality": "computer_use"}')
+
+
+def test_tasks_that_need_images_wait_for_a_worker_that_can_and_do_not_hold_up_others() -> None:
+    numbers = count()
+
+    def fresh() -> GroupSpec:
+        number = next(numbers)
+        task = TASK if number % 2 else SCREEN
+        return GroupSpec(f"g{number}", number, task, Purpose.TRAIN, 3, 1.0)
+
+    book = LeaseBook(RULES, fresh)
+    book.policy = PolicyId(1, 0)
+    join(book, "text")
+    assert lease_one(book, "1", "text").group.group_id == "g1"
+    assert book.missing_capabilities(0.0) == {"images"}
+    join(book, "eyes")
+    book.workers["eyes"].capabilities = frozenset({"images"})
+    assert book.missing_capabilities(0.0) == frozenset()
+    assert lease_one(book, "2", "eyes").group.group_id == "g0"
+
+
+def test_no_more_tasks_wait_for_a_capability_than_there_are_slots() -> None:
+    made = count()
+    book = LeaseBook(RULES, lambda: GroupSpec(f"g{next(made)}", 0, SCREEN, Purpose.TRAIN, 3, 1.0))
+    book.policy = PolicyId(1, 0)
+    join(book)
+    for number in range(50):
+        assert book.lease("a", 64, str(number), 0.0) is None
+    assert next(made) == RULES.train_slots
+
+
+def test_lost_groups_that_need_images_are_not_leased_to_the_blind() -> None:
+    book = LeaseBook(RULES, lambda: GroupSpec("g0", 0, SCREEN, Purpose.TRAIN, 3, 1.0))
+    book.policy = PolicyId(1, 0)
+    join(book, "eyes")
+    book.workers["eyes"].capabilities = frozenset({"images"})
+    lease_one(book, "1", "eyes")
+    book.end_leases_of("eyes")
+    join(book, "text")
+    assert book.lease("text", 64, "2", 0.0) is None
+    assert lease_one(book, "3", "eyes").group.group_id == "g0"
+
+
+def test_without_slots_not_even_lost_groups_are_leased() -> None:
+    book = make_book()
+    join(book)
+    lease_one(book, "x")
+    book.end_leases_of("a")
+    book.train_slots = 0
+    assert book.lease("a", 64, "y", 0.0) is None
