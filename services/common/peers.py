@@ -141,7 +141,8 @@ class _Peer:
         old, self._address = self._channel, address
         self._channel = plain_channel(address, wait_for_ready=wait_for_ready)
         self.known.set()
-        _log.info("found a peer", peer=self.service, replica=self.replica, address=address)
+        named = self.service if self.replica is None else f"{self.service}-{self.replica}"
+        _log.info("found a peer", peer=named, address=address)
         if old is not None:
             closing = asyncio.create_task(old.close(_OLD_CHANNEL_GRACE_S))
             self._closing.add(closing)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from services.common import trace
-from services.common.log import get_logger
+from services.common.log import bind, get_logger
 from services.common.watchdog import Watchdog
 from services.rollout.episode import Attempt, AttemptRunner
 from services.rollout.ports import Clock, EngineDead, Learner, LearnerRefused, LeaseLost
@@ -162,6 +162,7 @@ class Worker:
 
     async def _group(self, lease: Lease) -> None:
         """All attempts of a lease, together; gives back what it could not complete."""
+        bind(group_id=lease.group_id)
         end = self._clock() + lease.group_deadline_s
         attempts = [
             asyncio.create_task(self._attempt(lease, leased, end)) for leased in lease.attempts
