@@ -85,6 +85,7 @@ class FaultRun:
         self.output = ""
         # How long anything may take.
         self.limit_s = LIMIT_S
+        self._engines: list[psutil.Process] = []
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
 
@@ -165,8 +166,14 @@ class FaultRun:
         await self.until(lambda: self.steps() >= number)
 
     def processes(self, module: str) -> list[psutil.Process]:
-        """The run's processes that were started with `-m MODULE`."""
-        return [p for p in left_running(self.runs) if module in _words(p)]
+        """The run's processes that were started with `-m MODULE`, or are ENGINE."""
+        running = left_running(self.runs)
+        if module != ENGINE:
+            return [p for p in running if module in _words(p)]
+        # It has written over its environment, by which the others are found.
+        found = [c for p in running for c in p.children() if ENGINE in _words(c)]
+        self._engines += found
+        return found
 
     def kill(self, *modules: str) -> None:
         """`kill -9` of these, and of nothing else. Each must be running."""
@@ -190,7 +197,7 @@ class FaultRun:
     async def gone(self, limit_s: float) -> None:
         """No process of the run is left, and nothing in shared memory."""
         deadline = time.monotonic() + limit_s
-        while left := left_running(self.runs):
+        while left := [*left_running(self.runs), *filter(runs, self._engines)]:
             assert time.monotonic() < deadline, [p.cmdline() for p in left]
             await asyncio.sleep(0.05)
         self.check_shared_memory()
@@ -235,7 +242,8 @@ class FaultRun:
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
-        for process in left_running(self.runs):
+        self.processes(ENGINE)
+        for process in [*left_running(self.runs), *filter(runs, self._engines)]:
             process.kill()
 
     def keep_payloads(self) -> None:
@@ -245,6 +253,14 @@ class FaultRun:
                 "CREATE TRIGGER IF NOT EXISTS keep BEFORE UPDATE OF payload ON trajectories"
                 " BEGIN SELECT RAISE(IGNORE); END"
             )
+
+
+def runs(process: psutil.Process) -> bool:
+    """Whether it is there and not merely waiting to be noticed as dead."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _words(process: psutil.Process) -> list[str]:

@@ -93,8 +93,8 @@ class LocalBackend:
 
     async def orphans(self, known: Collection[Unit]) -> list[Unit]:
         marked = await asyncio.to_thread(self._marked)
-        alive = {unit.name: unit for unit in known if _alive(unit)}
-        return list({**marked, **alive}.values())
+        left = await asyncio.to_thread(self._left, known)
+        return list({**marked, **left}.values())
 
     async def end(self, unit: Unit, grace_s: float) -> None:
         await self.drain(unit)
@@ -108,6 +108,15 @@ class LocalBackend:
     async def _sweep(self, unit: Unit) -> None:
         """SIGKILL whatever a replica started and did not end, and wait until it is gone."""
         await asyncio.to_thread(_kill_members, unit, f"{self._owner}:{unit.name}")
+
+    def _left(self, known: Collection[Unit]) -> dict[str, Unit]:
+        """Those of which anything runs. A process that names itself, as an engine's does, may have
+        written over its mark; it is still in the session of a leader that is gone."""
+        return {
+            unit.name: unit
+            for unit in known
+            if any(map(_runs, _members(unit, f"{self._owner}:{unit.name}")))
+        }
 
     def _marked(self) -> dict[str, Unit]:
         """The replicas of this runs folder that are running, by name; leaders before children."""
