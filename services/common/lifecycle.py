@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Awaitable
+from contextlib import suppress
 from types import FrameType
 
 import grpc.aio
@@ -106,7 +107,8 @@ class Lifecycle:
         now = time.monotonic()
         if self._signalled_at is None:
             self._signalled_at = now
-            self._loop.call_soon_threadsafe(self.drain, signal.Signals(number).name)
+            with suppress(RuntimeError):  # the loop has closed: the process is ending as it is
+                self._loop.call_soon_threadsafe(self.drain, signal.Signals(number).name)
         elif now - self._signalled_at > _SAME_SIGNAL_S:
             os._exit(128 + number)
 

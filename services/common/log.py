@@ -125,9 +125,12 @@ def _json(event: Mapping[str, Any]) -> str:
     if size <= MAX_LINE_BYTES:
         return line
     kept = {key: value for key, value in event.items() if len(repr(value)) <= 256}
-    kept["event"] = str(event.get("event", ""))[:2048]
+    kept["event"] = str(event.get("event", ""))[:1024]
     kept["cut_bytes"] = size
-    return json.dumps(dict(list(kept.items())[-32:]), ensure_ascii=True)
+    cut = json.dumps(dict(list(kept.items())[-32:]), ensure_ascii=True)
+    # What needs 12 bytes a character may still be too long.
+    last = {"event": kept["event"], "cut_bytes": size}
+    return cut if len(cut) <= MAX_LINE_BYTES else json.dumps(last, ensure_ascii=True)
 
 
 def _pretty(event: Mapping[str, Any]) -> str:

@@ -63,20 +63,20 @@ def test_an_unaligned_or_strided_view_is_summed_as_its_bytes() -> None:
     assert checksum64(data[::2]) == checksum64(data[::2].copy())
 
 
-ENTRY = TensorEntry("model.norm.weight", "F32", (2, 3), 128, 2**64 - 1)
+ENTRY = TensorEntry("model.norm.weight", "float32", (2, 3), 128, 2**64 - 1)
 
 
 def test_the_fingerprint_is_the_digest_of_a_known_text() -> None:
-    text = '[["model.norm.weight","F32",[2,3],128,18446744073709551615],152]'
+    text = '[["model.norm.weight","float32",[2,3],128,18446744073709551615],152]'
     assert fingerprint([ENTRY], 152) == hashlib.sha256(text.encode()).digest()
 
 
 def test_every_field_order_and_size_count() -> None:
     changes = [
-        TensorEntry("x", "F32", (2, 3), 128, 1),
-        TensorEntry("model.norm.weight", "BF16", (2, 3), 128, 1),
-        TensorEntry("model.norm.weight", "F32", (3, 2), 128, 1),
-        TensorEntry("model.norm.weight", "F32", (2, 3), 0, 1),
+        TensorEntry("x", "float32", (2, 3), 128, 1),
+        TensorEntry("model.norm.weight", "bfloat16", (2, 3), 128, 1),
+        TensorEntry("model.norm.weight", "float32", (3, 2), 128, 1),
+        TensorEntry("model.norm.weight", "float32", (2, 3), 0, 1),
         ENTRY,
     ]
     digests = {fingerprint([entry], 152) for entry in changes}

@@ -16,6 +16,8 @@ from tools.tiny_policy.tokenizer import save_tokenizer, train_tokenizer
 
 VOCAB = 384
 HEADER_LENGTH_BYTES = 8
+# Safetensors' word for it, and that of a manifest.
+DTYPES = {"F32": "float32"}
 
 
 def make_model(folder: Path) -> Qwen3ForCausalLM:
@@ -84,7 +86,7 @@ def _entries(data: NDArray[np.uint8]) -> tuple[TensorEntry, ...]:
     return tuple(
         TensorEntry(
             name,
-            row["dtype"],
+            DTYPES[row["dtype"]],
             tuple(row["shape"]),
             start + row["data_offsets"][0],
             checksum64(data[start + row["data_offsets"][0] : start + row["data_offsets"][1]]),

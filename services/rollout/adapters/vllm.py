@@ -20,6 +20,7 @@ from services.common.log import get_logger
 from services.common.spec import PolicyConfig
 from services.rollout.config import EngineConfig
 from services.rollout.ports import EngineDead, EngineError, RequestAborted
+from services.rollout.tasks import cancel
 from services.rollout.types import Completion, PolicyId, PolicySpan, Publication, Sampling
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ CPU_ENVIRONMENT = {
 CPU_KV_CACHE_BYTES = 1 << 28
 CPU_BLOCK_SIZE = 32
 HEALTH_INTERVAL_S = 0.5
+# No request is under way for longer than so many updates.
+POLICIES_KEPT = 256
 # Odd, so that different lengths give one attempt different seeds.
 SEED_STRIDE = 0x9E3779B97F4A7C15
 
@@ -159,11 +162,13 @@ class VllmEngine:
         output = (await self._request(token_ids, params)).outputs[0]
         if output.finish_reason == "abort":
             raise RequestAborted("the engine gave up the request")
-        return Completion(
-            token_ids=np.array(output.token_ids, np.int32),
-            logprobs=_logprobs(output.logprobs),
-            spans=self._spans(output),
-            cut=output.finish_reason == "length",
+        return checked(
+            Completion(
+                token_ids=np.array(output.token_ids, np.int32),
+                logprobs=_logprobs(output.logprobs),
+                spans=self._spans(output),
+                cut=output.finish_reason == "length",
+            )
         )
 
     async def score(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
@@ -193,15 +198,14 @@ class VllmEngine:
                 "load_flotilla_weights", args=(str(path), publication.total_bytes, rows)
             )
             await self._llm.update_weight_version(label)
+            self._remember(publication.policy)
+            await self._llm.resume_generation()
         except Exception as error:
             # Whatever failed, and wherever, the layers may be half replaced: nothing of this
             # engine may be served, and resuming would.
             self._dead = f"weights of policy {label} could not be loaded: {error!r}"
             self.policy = None
             raise EngineDead(self._dead) from error
-        self._policies[label] = publication.policy
-        self.policy = publication.policy
-        await self._llm.resume_generation()
 
     async def died(self) -> str:
         # vLLM tells of its death only by this property.
@@ -210,7 +214,20 @@ class VllmEngine:
         return self._dead or "vLLM's engine process has ended"
 
     async def close(self) -> None:
+        # Its reader lives in our loop, and must end with it.
+        reader, self._llm.output_handler = self._llm.output_handler, None
+        if reader is not None:
+            await cancel([reader])
         await asyncio.to_thread(self._llm.shutdown)
+        # The destructor would shut down once more, when the interpreter's modules are gone.
+        vars(self._llm)["shutdown"] = _nothing
+
+    def _remember(self, policy: PolicyId) -> None:
+        """From here on requests are answered by `policy`; those under way name older ones too."""
+        self._policies[policy.label] = policy
+        while len(self._policies) > POLICIES_KEPT:
+            self._policies.pop(next(iter(self._policies)))
+        self.policy = policy
 
     async def _request(self, token_ids: NDArray[np.int32], params: Any) -> "RequestOutput":
         from vllm import TokensPrompt
@@ -246,6 +263,23 @@ class VllmEngine:
         return tuple(
             PolicySpan(self._policies[span.version], span.end - span.start) for span in spans
         )
+
+
+def _nothing() -> None:
+    """In place of a shutdown that has happened."""
+
+
+def checked(completion: Completion) -> Completion:
+    """Raises EngineError unless every token has a logprob and a policy: what is wrong here would be
+    trained on, or refused by the learner without saying whose fault it is."""
+    tokens = len(completion.token_ids)
+    spanned = sum(span.length for span in completion.spans)
+    if not tokens == len(completion.logprobs) == spanned:
+        counts = f"{tokens} tokens, {len(completion.logprobs)} logprobs, policies of {spanned}"
+        raise EngineError(f"vLLM answered with {counts}")
+    if not np.isfinite(completion.logprobs).all():
+        raise EngineError("vLLM answered with a logprob that is no number")
+    return completion
 
 
 def _create(options: dict[str, Any]) -> "AsyncLLM":

@@ -1,0 +1,33 @@
+"""What the engine answers is checked once, at its boundary."""
+
+import numpy as np
+import pytest
+
+from services.rollout.adapters.vllm import checked
+from services.rollout.ports import EngineError
+from services.rollout.types import Completion, PolicySpan
+from tests.rollout.support import POLICY
+
+
+def completion(logprobs: list[float], spanned: int = 2) -> Completion:
+    spans = (PolicySpan(POLICY, spanned),) if spanned else ()
+    return Completion(np.array([1, 2], np.int32), np.array(logprobs, np.float32), spans, cut=False)
+
+
+def test_an_answer_that_is_whole_passes() -> None:
+    whole = completion([-0.5, 0.0])
+    assert checked(whole) is whole
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (completion([-0.5]), "1 logprobs"),
+        (completion([-0.5, -0.5], spanned=0), "policies of 0"),
+        (completion([-0.5, float("nan")]), "no number"),
+        (completion([-0.5, float("-inf")]), "no number"),
+    ],
+)
+def test_an_answer_with_holes_is_an_engine_error(broken: Completion, message: str) -> None:
+    with pytest.raises(EngineError, match=message):
+        checked(broken)
