@@ -213,6 +213,11 @@ class FaultRun:
         assert fates["trained"] >= steps, fates
         assert fates["evaluated"] == 4, "two tasks before and two after"
 
+    def clear_shared_memory(self) -> None:
+        for run in self.runs.glob("faults-*"):
+            for path in SHARED_MEMORY.glob(f"*{run.name}*"):
+                path.unlink(missing_ok=True)
+
     def check_shared_memory(self) -> None:
         for run in self.runs.glob("faults-*"):
             assert not list(SHARED_MEMORY.glob(f"*{run.name}*")), "left in shared memory"
@@ -245,6 +250,7 @@ class FaultRun:
         self.processes(ENGINE)
         for process in [*left_running(self.runs), *filter(runs, self._engines)]:
             process.kill()
+        self.clear_shared_memory()
 
     def keep_payloads(self) -> None:
         """Have the journal refuse to prune, so that all of its plans can be replayed."""
