@@ -19,7 +19,6 @@ from services.learner.dispatch_types import (
     DrainingError,
     LeaseRequest,
     Receipt,
-    UnknownPolicyError,
     attempt_seed,
     check_temperature,
     now,
@@ -28,7 +27,8 @@ from services.learner.group_types import Ended, GroupSpec, Lease, LeaseLostError
 from services.learner.journal import ContentConflictError, Journal
 from services.learner.journal_schema import StoredGroup
 from services.learner.leases import LeaseBook
-from services.learner.lineage import Lineage, Standing
+from services.learner.lineage import Lineage
+from services.learner.provenance import Provenance
 from services.learner.records import Records
 from services.learner.tally import Tally
 from services.learner.trajectory import Trajectory
@@ -69,6 +69,7 @@ class Dispatcher:
         self.changed = asyncio.Condition()
         self.draining = False
         self.on_eval_group: Callable[[ReadyGroup], None] = _ignore
+        self._provenance = Provenance(lineage, book.workers, run_epoch)
         self._journal = journal
         self._seed = seed
         self._max_requeues = max_requeues
@@ -135,36 +136,25 @@ class Dispatcher:
                     f"other content is journaled under {trajectory.key}"
                 ) from None
             return Receipt(repeated=True, group_complete=True)
-        for policy in trajectory.policies:
-            if self.lineage.standing(policy) is Standing.UNKNOWN:
-                raise UnknownPolicyError(f"{policy.run_epoch}:{policy.version} was never published")
         check_temperature(spec, trajectory)
+        self._provenance.check_published(trajectory.policies)
         holder = self.book.holder(trajectory.lease_id)
         served = holder and await self._served(holder.worker_id, trajectory.policies)
         dropped = "" if served else "unverified_policy"
         return await self._finish(self._store(spec, trajectory, dropped))
 
     async def _served(self, worker_id: str, policies: Sequence[PolicyId]) -> bool:
-        """Whether a worker has shown that it serves these policies (I6).
-
-        An engine samples from new weights a moment before its report arrives, so this waits.
-        Reports to an earlier epoch are not known any more; its policies are believed.
-        """
-        mine = {policy for policy in policies if policy.run_epoch == self.run_epoch}
-
-        def shown() -> bool:
-            worker = self.book.workers.get(worker_id)
-            return not mine.difference(worker.served if worker else ())
-
+        """Whether a worker has shown, or shows in a moment, that it serves these policies: an
+        engine samples from new weights before its report arrives."""
         try:
             async with asyncio.timeout(self.report_grace_s), self.changed:
-                await self.changed.wait_for(shown)
+                await self.changed.wait_for(lambda: self._provenance.shown(worker_id, policies))
         except TimeoutError:
             return False
         return True
 
     async def _store(self, spec: GroupSpec, trajectory: Trajectory, dropped: str) -> Receipt:
-        why = dropped or self._unusable(spec, trajectory.policies)
+        why = dropped or self._provenance.unusable(spec, trajectory.policies)
         record = record_of(trajectory, why)
         new = await self._journal.receive(trajectory, record.dropped)
         if new and not self.book.waits_for(trajectory.key):
@@ -174,13 +164,6 @@ class Dispatcher:
             await self._settle([ended])
         complete = self.book.holder(trajectory.lease_id) is None
         return Receipt(repeated=not new, group_complete=complete)
-
-    def _unusable(self, spec: GroupSpec, policies: Sequence[PolicyId]) -> str:
-        if any(self.lineage.standing(p) is not Standing.SURVIVING for p in policies):
-            return "orphan_policy"
-        if spec.exact_policy and any(p != spec.exact_policy for p in policies):
-            return "other_policy"
-        return ""
 
     def _take(self, spec: GroupSpec, record: Record) -> Ended | None:
         key = record.trajectory.key
@@ -235,7 +218,7 @@ class Dispatcher:
             return
         self.book.restore(spec, now())
         ended = [
-            self._take(spec, record_of(t, dropped or self._unusable(spec, t.policies)))
+            self._take(spec, record_of(t, dropped or self._provenance.unusable(spec, t.policies)))
             for t, dropped in stored.trajectories
         ]
         if stored.lease:
