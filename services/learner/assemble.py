@@ -6,6 +6,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
+
 from flotilla.learner.v1 import group_service_pb2_grpc, policy_service_pb2_grpc
 from services.common import rpc
 from services.common.errors import ConfigError
@@ -147,27 +149,7 @@ async def _serve(
         canary_tolerance=CANARY_TOLERANCE[runtime.shared.policy.dtype],
         attach_grace_s=config.attach_grace_s,
     )
-    server = rpc.server(token=runtime.token)
-    group_service_pb2_grpc.add_GroupServiceServicer_to_server(
-        GroupService(
-            dispatcher,
-            status,
-            limits,
-            tokenizer_digest=vendors.tokenizer_digest,
-            drain=runtime.drain,
-        ),
-        server,
-    )
-    policy_service_pb2_grpc.add_PolicyServiceServicer_to_server(
-        PolicyService(
-            broadcast,
-            dispatcher,
-            tokenizer_digest=vendors.tokenizer_digest,
-            weight_server=vendors.weight_server,
-            publish_timeout_s=config.publish_timeout_s,
-        ),
-        server,
-    )
+    server = _server(runtime, vendors, dispatcher, broadcast, status, limits)
     parts = await _parts(runtime, vendors, journal, dispatcher, broadcast, status, eval_sets)
     async with rpc.serving(server, runtime.listen) as serving:
 
@@ -187,6 +169,39 @@ async def _serve(
             # Calls that wait would hold up the server's end.
             await dispatcher.drain()
             broadcast.close()
+
+
+def _server(
+    runtime: Runtime[LearnerConfig],
+    vendors: Vendors,
+    dispatcher: Dispatcher,
+    broadcast: Broadcast,
+    status: Status,
+    limits: asyncio.Future[Limits],
+) -> grpc.aio.Server:
+    """Both services, not started yet."""
+    server = rpc.server(token=runtime.token)
+    group_service_pb2_grpc.add_GroupServiceServicer_to_server(
+        GroupService(
+            dispatcher,
+            status,
+            limits,
+            tokenizer_digest=vendors.tokenizer_digest,
+            drain=runtime.drain,
+        ),
+        server,
+    )
+    policy_service_pb2_grpc.add_PolicyServiceServicer_to_server(
+        PolicyService(
+            broadcast,
+            dispatcher,
+            tokenizer_digest=vendors.tokenizer_digest,
+            weight_server=vendors.weight_server,
+            publish_timeout_s=runtime.config.publish_timeout_s,
+        ),
+        server,
+    )
+    return server
 
 
 async def _parts(
