@@ -112,7 +112,7 @@ class LearnerConfig(Model):
     max_requeues: int = Field(default=2, ge=0)
     lease_ttl_s: float = Field(default=30.0, gt=0)
     # From the first lease of a group to the moment its work is no longer taken.
-    group_deadline_s: float = Field(default=900.0, gt=0)
+    group_deadline_s: float = Field(default=1800.0, gt=0)
     # TRAIN samples by temperature alone.
     temperature: float = Field(default=1.0, gt=0)
     # Groups whose rewards are all equal carry no signal. `mask`: trained with advantage 0, so

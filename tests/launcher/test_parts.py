@@ -211,3 +211,21 @@ async def test_a_preparation_runs_again_when_what_it_needs_is_newer(tmp_path: Pa
         assert made.read_text() == "x", "a run that goes on keeps what it began with"
         await run_all({"prepare": [table]}, console, Interrupts(), refresh=True)
         assert made.read_text() == "xx"
+
+
+def test_an_evaluation_shows_how_far_it_has_come() -> None:
+    board = Board(
+        phase="evaluating", metrics={"eval/progress_done": 64, "eval/progress_total": 192}
+    )
+    assert board.doing == "evaluating 64/192"
+    assert Board(phase="training", metrics=board.metrics).doing == "training"
+
+
+def test_an_evaluation_alone_has_a_column_of_its_own(tmp_path: Path) -> None:
+    summary = {"eval": {"before": None, "eval_only": {"pass_at_1": 0.5, "ci95": [0.4, 0.6]}}}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    console = Console(record=True, width=200, file=io.StringIO())
+    report.print_report(tmp_path, console, evaluated=True)
+    text = console.export_text()
+    assert "eval only" in text
+    assert "50.0% [40.0%, 60.0%]" in text

@@ -10,7 +10,11 @@ from services.rollout.parsers import ParseError, ToolCall, Turn, parse_turn
 
 TAGS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "<done>", "{", "}", '"', "[", "\\"]
 JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda children: st.lists(children) | st.dictionaries(st.text(), children),
     max_leaves=8,
 )

@@ -53,6 +53,14 @@ class Board:
         self.step = progress.step
 
     @property
+    def doing(self) -> str:
+        """The phase, and how far an evaluation has come."""
+        total = self.metrics.get("eval/progress_total")
+        if self.phase != "evaluating" or not total:
+            return self.phase
+        return f"evaluating {self.metrics.get('eval/progress_done', 0):.0f}/{total:.0f}"
+
+    @property
     def ended(self) -> bool:
         return self.state in ENDED
 

@@ -1,6 +1,7 @@
 """What `flotilla train` ends with: the before/after table, the curve, and where the files are."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +30,20 @@ def add_total_seconds(run_dir: Path, total: float) -> None:
     draft.replace(run_dir / SUMMARY_FILE)
 
 
-def table(summary: dict[str, Any]) -> Table:
-    """Before and after, line by line."""
+def table(summary: dict[str, Any], moments: Sequence[str] = ("before", "after")) -> Table:
+    """The evaluations of a run, line by line."""
     drawn = Table(title="Held-out tasks, share passed")
-    for heading in ("", "before", "after"):
-        drawn.add_column(heading, justify="left" if not heading else "right")
-    before, after = summary["eval"].get("before") or {}, summary["eval"].get("after") or {}
-    drawn.add_row("pass@1 at T = 1", _with_interval(before), _with_interval(after))
-    environments = sorted({*before.get("by_env", {}), *after.get("by_env", {})})
-    for env in environments:
-        values = (_percent(_pass(e.get("by_env", {}).get(env))) for e in (before, after))
+    drawn.add_column("")
+    for moment in moments:
+        drawn.add_column(moment.replace("_", " "), justify="right")
+    told = [summary["eval"].get(moment) or {} for moment in moments]
+    drawn.add_row("pass@1 at T = 1", *(_with_interval(each) for each in told))
+    for env in sorted({env for each in told for env in each.get("by_env", {})}):
+        values = (_percent(_pass(each.get("by_env", {}).get(env))) for each in told)
         drawn.add_row(f"  {env}", *values)
-    drawn.add_row("greedy", *(_percent(e.get("greedy_pass_at_1")) for e in (before, after)))
-    if "unseen_names" in before or "unseen_names" in after:
-        values = (_percent(_pass(e.get("unseen_names"))) for e in (before, after))
+    drawn.add_row("greedy", *(_percent(each.get("greedy_pass_at_1")) for each in told))
+    if any("unseen_names" in each for each in told):
+        values = (_percent(_pass(each.get("unseen_names"))) for each in told)
         drawn.add_row("names RL never saw", *values)
     return drawn
 
@@ -110,11 +111,11 @@ def draw_curve(run_dir: Path) -> Path | None:
     return path
 
 
-def print_report(run_dir: Path, console: Console) -> None:
-    """The table, if there was an evaluation, and the files."""
+def print_report(run_dir: Path, console: Console, *, evaluated: bool = False) -> None:
+    """The table, if there was an evaluation, and the files. `evaluated`: without training."""
     summary = read_summary(run_dir)
     if summary is not None and summary.get("eval"):
-        console.print(table(summary))
+        console.print(table(summary, ("eval_only",) if evaluated else ("before", "after")))
     draw_curve(run_dir)
     files = {
         SUMMARY_FILE: "before and after, as numbers",

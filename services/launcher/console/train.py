@@ -125,7 +125,8 @@ def _conclude(outcome: Outcome, request: Request, runs: Path, console: Console) 
     run_dir = runs / run.run_id
     if run.state == pb.RUN_STATE_COMPLETED:
         report.add_total_seconds(run_dir, outcome.seconds)
-        report.print_report(run_dir, console)
+        evaluated = run.mode == pb.RUN_MODE_EVAL_ONLY
+        report.print_report(run_dir, console, evaluated=evaluated)
         return OK
     report.draw_curve(run_dir)
     if run.state == pb.RUN_STATE_FAILED:

@@ -61,7 +61,7 @@ class PlainView:
         if (board.phase, board.step) == self._shown:
             return
         self._shown = (board.phase, board.step)
-        parts = [f"step {board.step}/{board.total_steps}", board.phase]
+        parts = [f"step {board.step}/{board.total_steps}", board.doing]
         parts += [f"{heading} {value}" for heading, value in numbers(board.metrics).items()]
         envs = [f"{env} {value:.0%}" for env, value in sorted(board.pass_by_env().items())]
         parts += [f"({', '.join(envs)})"] if envs else []
@@ -88,7 +88,7 @@ def draw(board: Board) -> Group:
     head = Table.grid(padding=(0, 2))
     left = board.seconds_left
     head.add_row(
-        Text(STATE_NAMES.get(board.state, "") if not board.phase else board.phase, style="bold"),
+        Text(STATE_NAMES.get(board.state, "") if not board.phase else board.doing, style="bold"),
         ProgressBar(total=max(1, board.total_steps), completed=board.step, width=40),
         f"step {board.step}/{board.total_steps}",
         "" if left is None else f"{duration_text(left)} left",

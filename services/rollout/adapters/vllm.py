@@ -139,6 +139,7 @@ class VllmEngine:
         set_environment(config, local=model.folder.exists())
         options = engine_options(config, model)
         llm = await asyncio.to_thread(_create, options)
+        await llm.collective_rpc("end_with_parent")
         return cls(llm, model.stop_token_ids, seeded=config.seeded)
 
     async def generate(

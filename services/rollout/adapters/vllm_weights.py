@@ -1,6 +1,8 @@
 """What each vLLM worker process does to take new weights. Imported by vLLM, by name."""
 
+import ctypes
 import logging
+import signal
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,6 +15,9 @@ from vllm.model_executor.model_loader.reload import (
 
 # Name, dtype, shape, offset in bytes.
 Row = tuple[str, str, Sequence[int], int]
+
+# From linux/prctl.h.
+PR_SET_PDEATHSIG = 1
 
 RELOAD_LOGGER = "vllm.model_executor.model_loader.reload.layerwise"
 
@@ -30,6 +35,15 @@ DTYPES = {
 
 class WeightLoader:
     """Mixed into vLLM's worker class (`worker_extension_cls`), hence without state of its own."""
+
+    def end_with_parent(self) -> None:
+        """Have the kernel end this process when its parent dies, however it dies.
+
+        A killed rollout would otherwise leave an engine that holds its memory and serves nobody.
+        """
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
 
     def load_flotilla_weights(self, path: str, total_bytes: int, rows: Sequence[Row]) -> None:
         """Replace the model's weights by those in the file; between two engine steps only.
