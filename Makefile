@@ -22,11 +22,11 @@ $(STAMP): requirements/cpu.txt requirements/torch-cpu.txt pyproject.toml
 	  || { echo "error: Python 3.11 not found; install it, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PIP) --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "Installing pinned packages into $(VENV) (a few minutes the first time)"
-	@$(PIP) install -q --no-deps -r requirements/torch-cpu.txt 2>$(VENV)/torch.log \
-	  || $(PIP) install -q --no-deps -r requirements/torch-cpu.txt --index-url $(TORCH_CPU_INDEX) \
+	@$(PIP) install -qq --no-deps -r requirements/torch-cpu.txt 2>$(VENV)/torch.log \
+	  || $(PIP) install -qq --no-deps -r requirements/torch-cpu.txt --index-url $(TORCH_CPU_INDEX) \
 	  || { cat $(VENV)/torch.log >&2; exit 1; }
-	@$(PIP) install -q --no-deps -r requirements/cpu.txt
-	@$(PIP) install -q --no-deps -e .
+	@$(PIP) install -qq --no-deps -r requirements/cpu.txt
+	@$(PIP) install -qq --no-deps -e .
 	@touch $@
 
 demo: $(STAMP)  ## train a tiny policy on three tool-use environments (about 5 minutes)
@@ -55,7 +55,7 @@ format: $(STAMP)  ## let the formatters have their way
 
 $(VENV)/proto/.installed: protos/requirements.txt $(STAMP)
 	@$(VENV)/proto/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)/proto
-	@$(VENV)/proto/bin/python -m pip --disable-pip-version-check install -q -r protos/requirements.txt
+	@$(VENV)/proto/bin/python -m pip --disable-pip-version-check install -qq -r protos/requirements.txt
 	@touch $@
 
 proto: $(VENV)/proto/.installed  ## regenerate gen/ from protos/

@@ -1,6 +1,7 @@
 """Becomes another command that is killed when its parent dies: `child.py PARENT_PID COMMAND...`.
 
-Run by path, and before anything else: the process is replaced at once.
+Run by path, and before anything else: the process is replaced at once. `python` is the interpreter
+that runs this, wherever PATH leads.
 """
 
 import ctypes
@@ -17,7 +18,8 @@ def main() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             raise SystemExit("the parent has ended already")
-    os.execvp(command[0], command)
+    program = sys.executable if command[0] == "python" else command[0]
+    os.execvp(program, command)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import asyncio
 import os
 import secrets
 import signal
-import sys
 import time
 from collections.abc import Collection
 from contextlib import suppress
@@ -49,9 +48,6 @@ class LocalBackend:
         # New for each start: ending what is left of one start must not hit the next.
         name = f"{launch.name}#{secrets.token_hex(4)}"
         environment = {**os.environ, **launch.secrets, MARK: f"{self._owner}:{name}"}
-        # What a service starts as `python` is to be the interpreter that runs the service.
-        own_programs = str(Path(sys.executable).parent)
-        environment["PATH"] = os.pathsep.join([own_programs, os.environ.get("PATH", os.defpath)])
         environment.update(self._gpus.take(name, launch.gpus))
         launch.log.parent.mkdir(parents=True, exist_ok=True)
         try:

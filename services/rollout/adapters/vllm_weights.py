@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -41,6 +42,8 @@ class WeightLoader:
 
         A killed rollout would otherwise leave an engine that holds its memory and serves nobody.
         """
+        if sys.platform != "linux":
+            return
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
