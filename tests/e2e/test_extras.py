@@ -14,6 +14,15 @@ EXTRAS = {
     "rollout": "rollout-cpu",
 }
 
+# Imports every module of the package named by the first argument, programs excepted.
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+package = importlib.import_module(sys.argv[1])
+for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+"""
+
 
 def run(*command: str | Path, cwd: Path) -> str:
     done = subprocess.run(
@@ -26,7 +35,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("service", "extra"), EXTRAS.items())
-def test_a_service_installs_alone_and_says_how_it_is_used(
+def test_a_service_installs_alone_with_all_it_imports_and_says_how_it_is_used(
     service: str, extra: str, tmp_path: Path
 ) -> None:
     source = tmp_path / "source"
@@ -36,4 +45,5 @@ def test_a_service_installs_alone_and_says_how_it_is_used(
     pip = (python, "-m", "pip", "install", "-q", "--disable-pip-version-check")
     run(*pip, "-c", source / "requirements/torch-cpu.txt", f"{source}[{extra}]", cwd=tmp_path)
     text = run(python, "-m", f"services.{service}", "--help", cwd=tmp_path)
-    assert "--config" in text or "train" in text
+    assert text.startswith(f"usage: python -m services.{service}")
+    run(python, "-c", IMPORT_ALL, f"services.{service}", cwd=tmp_path)
