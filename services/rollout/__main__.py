@@ -219,7 +219,8 @@ async def _start_engine(runtime: Runtime[RolloutConfig], model: "_Model") -> "En
         from services.rollout.adapters.fake import FakeEngine
 
         return FakeEngine(model.tokenizer, model.prompts.turn_end_id)
-    from services.rollout.adapters.vllm import Model, VllmEngine
+    from services.rollout.adapters.vllm import VllmEngine
+    from services.rollout.adapters.vllm_options import Model
 
     return await VllmEngine.start(config.engine, Model(model.folder, runtime.shared.policy, stop))
 

@@ -18,7 +18,8 @@ from services.learner.rank.config import RankConfig
 from services.learner.rank.model import Policy, load, score
 from services.learner.rank.worker import Rank, Setup
 from services.learner.types import TrainBatch, TrainSequence
-from services.rollout.adapters.vllm import Model, VllmEngine
+from services.rollout.adapters.vllm import VllmEngine
+from services.rollout.adapters.vllm_options import Model
 from services.rollout.config import EngineConfig
 from services.rollout.types import Completion, PolicyId, Publication, Sampling
 from tests.e2e.wide_model import VOCAB, make_folder, policy_section

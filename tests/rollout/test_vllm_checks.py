@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from services.common.errors import ConfigError
 from services.rollout.adapters.vllm import checked
+from services.rollout.adapters.vllm_options import refuse_foreign_torchvision
 from services.rollout.ports import EngineError
 from services.rollout.types import Completion, PolicySpan
 from tests.rollout.support import POLICY
@@ -31,3 +33,11 @@ def test_an_answer_that_is_whole_passes() -> None:
 def test_an_answer_with_holes_is_an_engine_error(broken: Completion, message: str) -> None:
     with pytest.raises(EngineError, match=message):
         checked(broken)
+
+
+def test_a_cuda_torchvision_beside_a_cpu_torch_is_refused_with_the_fix() -> None:
+    with pytest.raises(ConfigError, match="pip uninstall -y torchvision"):
+        refuse_foreign_torchvision({"torch": "2.13.0+cpu", "torchvision": "0.28.0"})
+    refuse_foreign_torchvision({"torch": "2.13.0+cpu"})
+    refuse_foreign_torchvision({"torch": "2.13.0+cpu", "torchvision": "0.28.0+cpu"})
+    refuse_foreign_torchvision({"torch": "2.13.0", "torchvision": "0.28.0"})

@@ -6,10 +6,8 @@ by policy, and weights change only while the scheduler stands still.
 """
 
 import asyncio
-import os
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.common.log import get_logger
-from services.common.spec import PolicyConfig
+from services.rollout.adapters.vllm_options import (
+    Model,
+    engine_options,
+    installed_versions,
+    refuse_foreign_torchvision,
+    set_environment,
+)
 from services.rollout.config import EngineConfig
 from services.rollout.ports import EngineDead, EngineError, RequestAborted
 from services.rollout.tasks import cancel
@@ -27,18 +31,6 @@ if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput, RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
-WEIGHT_LOADER = "services.rollout.adapters.vllm_weights.WeightLoader"
-ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
-CPU_ENVIRONMENT = {
-    # Spinning OpenMP threads cost far more than they bring on a few shared cores.
-    "OMP_NUM_THREADS": "1",
-    # enforce_eager does not reach the compiled helpers, which cost 20 s at the first request.
-    "TORCHDYNAMO_DISABLE": "1",
-    # Keeps the model in the engine's process instead of starting a third one.
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-}
-CPU_KV_CACHE_BYTES = 1 << 28
-CPU_BLOCK_SIZE = 32
 HEALTH_INTERVAL_S = 0.5
 # No request is under way for longer than so many updates.
 POLICIES_KEPT = 256
@@ -46,80 +38,6 @@ POLICIES_KEPT = 256
 SEED_STRIDE = 0x9E3779B97F4A7C15
 
 log = get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """What is served: the model's folder, how it is computed, and what ends a turn."""
-
-    folder: Path
-    policy: PolicyConfig
-    stop_token_ids: Sequence[int]
-
-
-def engine_options(config: EngineConfig, model: Model) -> dict[str, Any]:
-    """Arguments of vLLM's AsyncEngineArgs."""
-    options: dict[str, Any] = {
-        "model": str(model.folder),
-        "dtype": model.policy.dtype,
-        "max_model_len": model.policy.max_model_len,
-        "trust_remote_code": model.policy.trust_remote_code,
-        "max_num_seqs": config.max_num_seqs,
-        "tensor_parallel_size": config.tensor_parallel,
-        "logprobs_mode": "processed_logprobs",
-        "disable_log_stats": True,
-        "worker_extension_cls": WEIGHT_LOADER,
-        "generation_config": "vllm",
-    }
-    if model.policy.rope_scaling is not None:
-        options["hf_overrides"] = _rope_overrides(model)
-    if config.device == "cpu":
-        options |= _cpu_options(config, model.policy.max_model_len)
-    else:
-        options["gpu_memory_utilization"] = config.gpu_memory_utilization
-        options["enforce_eager"] = bool(config.enforce_eager)
-    given = {
-        "max_num_batched_tokens": config.max_num_batched_tokens,
-        "kv_cache_memory_bytes": config.kv_cache_memory_bytes,
-        "block_size": config.block_size,
-    }
-    return options | {name: value for name, value in given.items() if value is not None}
-
-
-def _cpu_options(config: EngineConfig, max_model_len: int) -> dict[str, Any]:
-    return {
-        "enforce_eager": True if config.enforce_eager is None else config.enforce_eager,
-        "kv_cache_memory_bytes": CPU_KV_CACHE_BYTES,
-        "block_size": CPU_BLOCK_SIZE,
-        # A prompt that is computed in pieces and sampled with a seed ends the engine on a CPU.
-        "enable_chunked_prefill": False,
-        "max_num_batched_tokens": max(4096, max_model_len),
-    }
-
-
-def _rope_overrides(model: Model) -> dict[str, Any]:
-    """The model's own rope parameters with the run's scaling laid over them."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(
-        str(model.folder), trust_remote_code=model.policy.trust_remote_code
-    )
-    return {
-        "rope_parameters": {**(config.rope_parameters or {}), **(model.policy.rope_scaling or {})},
-        "max_position_embeddings": model.policy.positions(config.max_position_embeddings),
-    }
-
-
-def set_environment(config: EngineConfig, *, local: bool) -> None:
-    """What vLLM reads from the environment when it is imported; what is set already stays."""
-    defaults = dict(ENVIRONMENT)
-    if config.device == "cpu":
-        defaults |= CPU_ENVIRONMENT
-    if local:
-        defaults["HF_HUB_OFFLINE"] = "1"
-    for name, value in defaults.items():
-        os.environ.setdefault(name, value)
-    os.environ.update(config.env)
 
 
 class VllmEngine:
@@ -136,6 +54,8 @@ class VllmEngine:
     @classmethod
     async def start(cls, config: EngineConfig, model: Model) -> "VllmEngine":
         """Load the model. Takes seconds to minutes; raises what vLLM raises."""
+        if config.device == "cpu":
+            refuse_foreign_torchvision(installed_versions())
         set_environment(config, local=model.folder.exists())
         options = engine_options(config, model)
         llm = await asyncio.to_thread(_create, options)

