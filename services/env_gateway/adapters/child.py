@@ -18,8 +18,10 @@ def main() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             raise SystemExit("the parent has ended already")
-    program = sys.executable if command[0] == "python" else command[0]
-    os.execvp(program, command)
+    if command[0] == "python":
+        # Not only the file: an interpreter finds its packages by the name that it is called by.
+        command[0] = sys.executable
+    os.execvp(command[0], command)
 
 
 if __name__ == "__main__":
