@@ -1,14 +1,11 @@
 """Starts the environment gateway: `python -m services.env_gateway --config SPEC`."""
 
 import asyncio
-import os
-import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
-from services.common.errors import ConfigError
 from services.common.main import RegistryContract, Runtime, entry
-from services.env_gateway.config import EnvGatewayConfig, McpConfig
+from services.env_gateway.config import EnvGatewayConfig
 from services.env_gateway.ports import Backend
 
 _DOC = """Opens environments for rollout workers, calls their tools, grades and closes them.
@@ -17,8 +14,6 @@ It is the only place with concurrency limits, retries and verifiers. Alone:
 
     FLOTILLA_TOKEN=... python -m services.env_gateway --config deploy/runs/local.toml
 """
-# What a supervised environment server asks for; see environments/serve.py.
-_TOKEN_VARIABLE = "FLOTILLA_ENV_TOKEN"
 
 
 def load() -> Callable[[Runtime[EnvGatewayConfig]], Awaitable[None]]:
@@ -87,46 +82,16 @@ async def _until_drained(runtime: Runtime[EnvGatewayConfig], keeping: asyncio.Ta
 @asynccontextmanager
 async def _backends(config: EnvGatewayConfig) -> AsyncGenerator[Mapping[str, Backend]]:
     """The backends that the configuration uses."""
-    names = {config.backend} | {e.backend for e in config.environments.values() if e.backend}
+    from services.env_gateway.adapters.build import build
+
     backends: dict[str, Backend] = {}
     try:
-        if "embedded" in names:
-            from services.env_gateway.adapters.embedded import EmbeddedBackend
-
-            backends["embedded"] = EmbeddedBackend()
-        if "mcp" in names and config.backends.mcp is not None:
-            backends["mcp"] = _mcp_backend(config.backends.mcp, config.limits.max_calls)
+        for name in sorted(config.backend_names):
+            backends[name] = build(name, config.backends, max_calls=config.limits.max_calls)
         yield backends
     finally:
         for backend in backends.values():
             await backend.close()
-
-
-def _mcp_backend(config: McpConfig, max_calls: int) -> Backend:
-    from services.env_gateway.adapters.mcp import McpBackend
-    from services.env_gateway.adapters.mcp_client import http_session
-    from services.env_gateway.adapters.process import FixedAddress, SupervisedProcess
-
-    token = None
-    if config.api_key_env is not None:
-        token = os.environ.get(config.api_key_env)
-        if not token:
-            raise ConfigError(
-                f"env_gateway.backends.mcp.api_key_env names {config.api_key_env}, which is not "
-                "set in the environment"
-            )
-    if config.url is not None:
-        address = FixedAddress(config.url)
-    else:
-        assert config.command is not None, "the configuration has one of url and command"
-        token = token or secrets.token_urlsafe(32)
-        address = SupervisedProcess(
-            config.command,
-            start_timeout_s=config.start_timeout_s,
-            environment={_TOKEN_VARIABLE: token},
-        )
-    headers = {"authorization": f"Bearer {token}"} if token else {}
-    return McpBackend(config, address, http_session(max_connections=max_calls, headers=headers))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any
 
 from services.common.log import get_logger
 from services.env_gateway.config import EnvGatewayConfig, RetryConfig
+from services.env_gateway.offer import final_answer, is_final_answer
 from services.env_gateway.ports import BackendError, CallResult, Instance, Text, Tool
 from services.env_gateway.retry import Backoff, Decision, RetryBudget, Verdict, decide
 from services.env_gateway.session import Answer, Outcome, Session
@@ -63,6 +64,8 @@ class Caller:
             return _told(Outcome.BAD_TOOL, f"unknown tool {name[:100]!r}")
         try:
             arguments = load_object(arguments_json or "{}", "arguments")
+            if is_final_answer(tool):
+                return _submitted(session, final_answer(arguments))
         except TaskError as error:
             return _told(Outcome.BAD_ARGUMENTS, str(error))
         try:
@@ -128,6 +131,11 @@ def _failed(session: Session, error: BackendError, decision: Decision, attempts:
     session.episode.lost |= error.lost
     session.episode.tainted |= outcome is Outcome.OUTCOME_UNKNOWN
     return replace(_told(outcome, str(error)), attempts=attempts)
+
+
+def _submitted(session: Session, answer: str) -> Answer:
+    session.final_answer = answer
+    return Answer(Outcome.OK, (Text("The final answer was submitted."),), done=True)
 
 
 def _told(outcome: Outcome, message: str) -> Answer:

@@ -56,6 +56,7 @@ def encode_ready(session: Session, *, lease_ttl_s: float, remaining_s: float) ->
         lease_ttl=rpc.duration(lease_ttl_s),
         deadline=rpc.duration(max(0.0, remaining_s)),
         open_time=rpc.duration(session.open_s),
+        initial_observation=[_part(part) for part in session.first_observation],
     )
 
 

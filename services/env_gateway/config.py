@@ -2,50 +2,12 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
 from services.common.config import Model
-
-Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]
-Count = Annotated[int, Field(ge=1, le=1_000_000)]
-
-
-class McpConfig(Model):
-    """An MCP server over streamable HTTP: one that runs at `url`, or a `command` to supervise.
-
-    A command is expected to print one JSON line {"url": ...} on stdout once it serves. With
-    `instances` the server also speaks Fleet's instance wire, and each episode gets an instance of
-    its own; without, all episodes share the one server and there is no database to grade from.
-    """
-
-    url: str | None = None
-    command: tuple[str, ...] | None = None
-    instances: bool = False
-    api_key_env: str | None = None
-    start_timeout_s: Seconds = 60.0
-    read_only_tools: tuple[str, ...] = ()
-
-    @model_validator(mode="after")
-    def _one_source(self) -> "McpConfig":
-        if (self.url is None) == (self.command is None):
-            raise ValueError("exactly one of url and command must be set")
-        if self.url is not None and not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"url {self.url!r} must start with http:// or https://")
-        if self.command is not None and not self.command:
-            raise ValueError("command is empty")
-        return self
-
-
-class BackendsConfig(Model):
-    """Settings by backend. `embedded`, the environments of this repository in the gateway's own
-    process, has none."""
-
-    mcp: McpConfig | None = None
-
-
-BackendName = Literal["mcp", "embedded"]
+from services.env_gateway.backend_config import BackendName, BackendsConfig, Count, Seconds
 
 
 class EnvironmentConfig(Model):
@@ -113,10 +75,19 @@ class EnvGatewayConfig(Model):
 
     @model_validator(mode="after")
     def _backends_configured(self) -> "EnvGatewayConfig":
-        used = {self.backend} | {e.backend for e in self.environments.values() if e.backend}
-        if "mcp" in used and self.backends.mcp is None:
-            raise ValueError("backend 'mcp' is used but env_gateway.backends.mcp is not set")
+        for name in sorted(self.backend_names):
+            if getattr(self.backends, name) is None:
+                raise ValueError(
+                    f"backend {name!r} is used but env_gateway.backends.{name} is not set"
+                )
         return self
+
+    @property
+    def backend_names(self) -> frozenset[BackendName]:
+        """The backends that are used."""
+        names: set[BackendName] = {self.backend}
+        names.update(e.backend for e in self.environments.values() if e.backend)
+        return frozenset(names)
 
     def backend_of(self, env_key: str) -> BackendName:
         environment = self.environments.get(env_key)

@@ -24,7 +24,7 @@ from services.env_gateway.grading import Grade
 from services.env_gateway.journal import Journal
 from services.env_gateway.limits import Admission, Ticket
 from services.env_gateway.opening import Opener
-from services.env_gateway.ports import Backend, Media
+from services.env_gateway.ports import Backend, Media, Submission
 from services.env_gateway.session import Answer, Outcome, Session, Signal
 from services.env_gateway.verdicts import VerifierRunner
 
@@ -192,8 +192,9 @@ class Gateway:
         if known is not None:
             return known
         if session.grading is None or session.grading.done():
-            grade = self._verifiers.grade
-            work = lambda: grade(session, final_answer, conversation, timeout_s)  # noqa: E731
+            answer = session.final_answer if final_answer is None else final_answer
+            submission = Submission(episode.spec.task, answer, conversation)
+            work = lambda: self._verifiers.grade(session, submission, timeout_s)  # noqa: E731
             session.grading = asyncio.create_task(self._watched("grade", work))
             session.grading.add_done_callback(lambda task: self._graded(session, task))
         task = session.grading

@@ -11,6 +11,7 @@ from services.env_gateway import meters
 from services.env_gateway.config import EnvGatewayConfig
 from services.env_gateway.episodes import EpisodeBook, State
 from services.env_gateway.journal import Journal
+from services.env_gateway.offer import NothingToOfferError, offered
 from services.env_gateway.ports import BackendError, Provision, Tool
 from services.env_gateway.retry import Backoff
 from services.env_gateway.session import Session
@@ -96,7 +97,13 @@ class Opener:
             cap_s=_WARMING_CAP_S,
         )
         _check_size(tools)
-        session.tools = {tool.name: tool for tool in tools}
+        session.tools = _offered(tools, session)
+        shown = await self._retried(
+            session,
+            lambda timeout_s: instance.observe(timeout_s=timeout_s),
+            cap_s=_WARMING_CAP_S,
+        )
+        session.first_observation = session.media.keep(tuple(shown))
         if not _closed(session):
             self._book.ready(session.episode, _now())
 
@@ -129,6 +136,13 @@ class Opener:
         session.failure = detail
         if not _closed(session):
             session.episode.advance(State.FAILED, detail)
+
+
+def _offered(tools: Sequence[Tool], session: Session) -> dict[str, Tool]:
+    try:
+        return offered(tools, session.episode.spec.task)
+    except NothingToOfferError as error:
+        raise BackendError("no_tools", str(error), delivered=False, invalid=True) from error
 
 
 def _check_size(tools: Sequence[Tool]) -> None:

@@ -94,6 +94,30 @@ class QueryError(Exception):
     """The database refused the statement; the message is SQLite's."""
 
 
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """One run of a verifier.
+
+    `error` says why it could not run to its end; `retryable` whether another run may differ.
+    """
+
+    result: Any = None
+    stdout: str = ""
+    error: str | None = None
+    timed_out: bool = False
+    instance_lost: bool = False
+    retryable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """What there is to grade besides the final state. `conversation` is JSON lines."""
+
+    task: Task
+    final_answer: str | None
+    conversation: str | None
+
+
 class Instance(Protocol):
     """One running environment. Every method but `close` raises BackendError."""
 
@@ -110,9 +134,17 @@ class Instance(Protocol):
         """Show that the instance is ready, and say which tools it has."""
         ...
 
+    async def observe(self, *, timeout_s: float) -> Sequence[Part]:
+        """What the environment shows at the start, such as a first screenshot; often nothing."""
+        ...
+
     async def call(
         self, name: str, arguments: Mapping[str, Any], *, timeout_s: float
     ) -> CallResult: ...
+
+    async def grade(self, submission: Submission, *, timeout_s: float) -> Execution | None:
+        """Grade where the environment lives; None leaves the task's verifier to the gateway."""
+        ...
 
     async def query(self, db: str, sql: str, args: Sequence[SqlValue], *, timeout_s: float) -> Rows:
         """Read from the "seed" or the "current" database; QueryError if SQL is at fault."""
@@ -163,21 +195,6 @@ class Backend(Protocol):
     async def close(self) -> None:
         """Give back connections and child processes."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Execution:
-    """One run of a verifier.
-
-    `error` says why it could not run to its end; `retryable` whether another run may differ.
-    """
-
-    result: Any = None
-    stdout: str = ""
-    error: str | None = None
-    timed_out: bool = False
-    instance_lost: bool = False
-    retryable: bool = False
 
 
 QueryFn = Callable[[str, str, Sequence[SqlValue]], Awaitable[Rows]]

@@ -111,6 +111,8 @@ class Session:
         self.instance: Instance | None = None
         self.journaled = False
         self.tools: Mapping[str, Tool] = {}
+        self.first_observation: tuple[Part, ...] = ()
+        self.final_answer: str | None = None
         self.failure: str | None = None
         self.open_s = 0.0
         self.changed = Signal()

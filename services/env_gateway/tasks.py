@@ -14,6 +14,7 @@ _ALIASES = {
     "data_id": "data_key",
     "verifier_func": "verifier_code",
 }
+MODALITIES = ("tool_use", "computer_use", "browser_use", "joint")
 _ENV_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _CURRENT_DATE = "CURRENT_DATE"
 
@@ -33,6 +34,7 @@ class Task:
     data_key: str = ""
     data_version: str = ""
     verifier: str | None = None
+    modality: str = "tool_use"
     current_date: str = ""
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
     raw_variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -54,6 +56,7 @@ def parse_task(text: str) -> Task:
         data_key=_text(fields, "data_id"),
         data_version=_text(fields, "data_version"),
         verifier=_text(fields, "verifier_func") or None,
+        modality=_modality(fields),
         current_date=current_date,
         variables=variables,
         raw_variables=raw_variables,
@@ -103,6 +106,13 @@ def _text(fields: Mapping[str, Any], name: str, *, required: bool = False) -> st
         names = f"{name} (or {alias})" if alias else name
         raise TaskError(f"{names} is missing or empty")
     return value or ""
+
+
+def _modality(fields: Mapping[str, Any]) -> str:
+    modality = _text(fields, "task_modality") or MODALITIES[0]
+    if modality not in MODALITIES:
+        raise TaskError(f"task_modality {modality!r} is none of {', '.join(MODALITIES)}")
+    return modality
 
 
 def _raw_variables(value: Any) -> dict[str, Any]:

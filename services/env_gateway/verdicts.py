@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from services.env_gateway.config import VerifiersConfig
@@ -18,12 +18,14 @@ from services.env_gateway.grading import (
     worth_repeating,
 )
 from services.env_gateway.ports import (
+    BackendError,
     Execution,
     Grader,
     Instance,
     QueryFn,
     Rows,
     SqlValue,
+    Submission,
     Verification,
 )
 from services.env_gateway.retry import Backoff
@@ -55,17 +57,30 @@ class VerifierRunner:
         self._digests = digests
         self._rng = rng or random.Random()
 
-    async def grade(
-        self, session: Session, final_answer: str | None, conversation: str | None, timeout_s: float
-    ) -> Grade:
+    async def grade(self, session: Session, submission: Submission, timeout_s: float) -> Grade:
         """Waits for the call in flight, so that the state is final. Never raises for what a
         verifier or an environment does."""
         until = min(_now() + timeout_s, session.episode.ends_at)
-        source = session.episode.spec.task.verifier
+        try:
+            async with asyncio.timeout_at(until), session.turn:
+                return await self._grade(session, submission, until)
+        except TimeoutError:
+            return no_grade(Reason.TIMEOUT, f"no grade within {timeout_s:.1f} s")
+
+    async def _grade(self, session: Session, submission: Submission, until: float) -> Grade:
         instance = session.instance
-        if refusal := self._refusal(session, source):
+        if session.episode.lost or instance is None:
+            return no_grade(Reason.INSTANCE_LOST, "the environment instance is gone")
+        if session.episode.tainted:
+            return _tainted()
+        first = await self._ask(instance, submission, until)
+        if first is not None:
+            ask = lambda: self._ask(instance, submission, until)  # noqa: E731
+            return await self._attempts(ask, until, first=first)
+        source = submission.task.verifier
+        if refusal := self._refusal(source):
             return refusal
-        assert source is not None and instance is not None
+        assert source is not None, "refused above"
         try:
             function = find_verifier(source)
         except VerifierError as error:
@@ -75,23 +90,13 @@ class VerifierRunner:
             function=function.name,
             query=_query(instance, until),
             snapshot=lambda db: instance.snapshot(db, timeout_s=_left(until)),
-            arguments=_arguments(function, final_answer, conversation),
+            arguments=_arguments(function, submission),
         )
-        try:
-            async with asyncio.timeout_at(until), session.turn:
-                if session.episode.tainted:
-                    return _tainted()
-                return await self._attempts(verification, until)
-        except TimeoutError:
-            return no_grade(Reason.TIMEOUT, f"no grade within {timeout_s:.1f} s")
+        return await self._attempts(lambda: self._execute(verification, until), until)
 
-    def _refusal(self, session: Session, source: str | None) -> Grade | None:
+    def _refusal(self, source: str | None) -> Grade | None:
         if source is None:
             return no_grade(Reason.NO_VERIFIER, "the task has no verifier")
-        if session.episode.lost or session.instance is None:
-            return no_grade(Reason.INSTANCE_LOST, "the environment instance is gone")
-        if session.episode.tainted:
-            return _tainted()
         digest = hashlib.sha256(source.encode()).hexdigest()
         if not self._config.unsafe_local_verifiers and digest not in self._digests:
             detail = (
@@ -101,27 +106,48 @@ class VerifierRunner:
             return no_grade(Reason.EXECUTION_FAILED, detail)
         return None
 
-    async def _attempts(self, verification: Verification, until: float) -> Grade:
+    async def _execute(self, verification: Verification, until: float) -> Execution:
+        timeout_s = min(self._config.timeout_s, _left(until))
+        return await self._grader.execute(verification, timeout_s=timeout_s)
+
+    async def _ask(
+        self, instance: Instance, submission: Submission, until: float
+    ) -> Execution | None:
+        """The backend's own grade; None when it has none to give."""
+        timeout_s = min(self._config.timeout_s, _left(until))
+        try:
+            return await instance.grade(submission, timeout_s=timeout_s)
+        except BackendError as error:
+            retryable = not (error.lost or error.invalid)
+            return Execution(error=str(error), instance_lost=error.lost, retryable=retryable)
+
+    async def _attempts(
+        self,
+        execute: Callable[[], Awaitable[Execution | None]],
+        until: float,
+        *,
+        first: Execution | None = None,
+    ) -> Grade:
         backoff = Backoff(base_s=_BASE_S, cap_s=_CAP_S, rng=self._rng)
+        execution = first
         for attempt in range(1, self._config.attempts + 1):
-            timeout_s = min(self._config.timeout_s, _left(until))
-            execution = await self._grader.execute(verification, timeout_s=timeout_s)
+            execution = execution or await execute()
+            assert execution is not None, "a backend that graded once grades again"
             wait_s = backoff.next()
             last = attempt == self._config.attempts or wait_s >= _left(until)
             if last or not worth_repeating(execution):
                 return judge(execution, attempts=attempt)
             await asyncio.sleep(wait_s)
+            execution = None
         return judge(Execution(error="no attempt was made"), attempts=0)
 
 
-def _arguments(
-    function: VerifierFunction, final_answer: str | None, conversation: str | None
-) -> dict[str, str | None]:
+def _arguments(function: VerifierFunction, submission: Submission) -> dict[str, str | None]:
     arguments: dict[str, str | None] = {}
     if function.takes_final_answer:
-        arguments["final_answer"] = final_answer
+        arguments["final_answer"] = submission.final_answer
     if function.takes_conversation:
-        arguments["conversation"] = conversation
+        arguments["conversation"] = submission.conversation
     return arguments
 
 

@@ -15,7 +15,8 @@ from environments.tasks import make_task
 from services.env_gateway.adapters.mcp import McpBackend
 from services.env_gateway.adapters.mcp_client import http_session
 from services.env_gateway.adapters.process import FixedAddress, SupervisedProcess
-from services.env_gateway.config import EnvGatewayConfig, McpConfig
+from services.env_gateway.backend_config import McpConfig
+from services.env_gateway.config import EnvGatewayConfig
 from services.env_gateway.gateway import Gateway
 from services.env_gateway.grading import Reason
 from services.env_gateway.ports import BackendError, Orphan, Provision

@@ -9,11 +9,14 @@ from environments import api
 from services.env_gateway.ports import (
     BackendError,
     CallResult,
+    Execution,
     Orphan,
+    Part,
     Provision,
     QueryError,
     Rows,
     SqlValue,
+    Submission,
     Text,
     Tool,
 )
@@ -59,6 +62,12 @@ class EmbeddedInstance:
 
     async def snapshot(self, db: str, *, timeout_s: float) -> bytes | None:
         return self._instance.snapshot(_database(db))
+
+    async def observe(self, *, timeout_s: float) -> Sequence[Part]:
+        return ()
+
+    async def grade(self, submission: Submission, *, timeout_s: float) -> Execution | None:
+        return None
 
     async def close(self, *, timeout_s: float) -> None:
         self._instance.close()

@@ -11,9 +11,11 @@ from services.env_gateway.ports import (
     CallResult,
     Execution,
     Orphan,
+    Part,
     Provision,
     Rows,
     SqlValue,
+    Submission,
     Text,
     Tool,
     Verification,
@@ -45,6 +47,14 @@ class FakeInstance:
     async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:
         await self._backend.step("list_tools")
         return TOOLS
+
+    async def observe(self, *, timeout_s: float) -> Sequence[Part]:
+        await self._backend.step("observe")
+        return self._backend.first_observation
+
+    async def grade(self, submission: Submission, *, timeout_s: float) -> Execution | None:
+        await self._backend.step("grade")
+        return self._backend.own_grade
 
     async def call(
         self, name: str, arguments: Mapping[str, Any], *, timeout_s: float
@@ -90,6 +100,8 @@ class FakeBackend:
         self.steps: Counter[str] = Counter()
         self.hook: Hook | None = None
         self.snapshots = True
+        self.first_observation: Sequence[Part] = ()
+        self.own_grade: Execution | None = None
         self.in_flight = 0
         self.max_in_flight = 0
 

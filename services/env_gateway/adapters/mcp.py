@@ -10,23 +10,33 @@ from urllib.parse import quote
 import aiohttp
 
 from services.env_gateway import dump
-from services.env_gateway.adapters.mcp_client import HttpError, McpSession, send
+from services.env_gateway.adapters.mcp_client import HttpError, McpSession, http_session, send
 from services.env_gateway.adapters.process import Address
-from services.env_gateway.config import McpConfig
+from services.env_gateway.adapters.server import connect
+from services.env_gateway.backend_config import McpConfig
 from services.env_gateway.ports import (
     BackendError,
     CallResult,
+    Execution,
     Orphan,
+    Part,
     Provision,
     QueryError,
     Rows,
     SqlValue,
+    Submission,
     Tool,
 )
 from services.env_gateway.tasks import Task
 
 _SEEDS_KEPT = 128
 _MAX_BYTES = 64 * 2**20
+
+
+def build(config: McpConfig, *, max_calls: int) -> "McpBackend":
+    """Raises ConfigError when the API key is not in the environment."""
+    address, headers = connect(config, where="env_gateway.backends.mcp")
+    return McpBackend(config, address, http_session(max_connections=max_calls, headers=headers))
 
 
 class McpInstance:
@@ -64,6 +74,12 @@ class McpInstance:
         raise QueryError("a plain MCP server shows no database; set backends.mcp.instances = true")
 
     async def snapshot(self, db: str, *, timeout_s: float) -> bytes | None:
+        return None
+
+    async def observe(self, *, timeout_s: float) -> Sequence[Part]:
+        return ()
+
+    async def grade(self, submission: Submission, *, timeout_s: float) -> Execution | None:
         return None
 
     async def close(self, *, timeout_s: float) -> None:

@@ -1,0 +1,33 @@
+"""Makes a backend from its settings. Each vendor is imported only where it is used."""
+
+from collections.abc import Callable, Mapping
+
+from services.env_gateway.backend_config import BackendName, BackendsConfig
+from services.env_gateway.ports import Backend
+
+
+def build(name: BackendName, config: BackendsConfig, *, max_calls: int) -> Backend:
+    """Raises ConfigError for what only shows here, such as a key missing in the environment.
+
+    `max_calls` is how many calls will be in flight at most.
+    """
+    return _BUILDERS[name](config, max_calls)
+
+
+def _embedded(config: BackendsConfig, max_calls: int) -> Backend:
+    from services.env_gateway.adapters.embedded import EmbeddedBackend
+
+    return EmbeddedBackend()
+
+
+def _mcp(config: BackendsConfig, max_calls: int) -> Backend:
+    from services.env_gateway.adapters import mcp
+
+    assert config.mcp is not None, "checked by EnvGatewayConfig"
+    return mcp.build(config.mcp, max_calls=max_calls)
+
+
+_BUILDERS: Mapping[BackendName, Callable[[BackendsConfig, int], Backend]] = {
+    "embedded": _embedded,
+    "mcp": _mcp,
+}

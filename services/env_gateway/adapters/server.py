@@ -1,0 +1,47 @@
+"""Where a configured server is, and the key that it asks for."""
+
+import os
+import secrets
+
+from services.common.errors import ConfigError
+from services.env_gateway.adapters.process import Address, FixedAddress, SupervisedProcess
+from services.env_gateway.backend_config import ServerConfig
+
+# What a supervised environment server asks for; see environments/serve.py.
+_TOKEN_VARIABLE = "FLOTILLA_ENV_TOKEN"
+
+
+def connect(config: ServerConfig, *, where: str) -> tuple[Address, dict[str, str]]:
+    """The server's address, its process started if it is ours, and the headers that it wants.
+
+    Raises ConfigError, naming the key below `where`, when the API key is not in the environment.
+    """
+    key = _api_key(config, where=where)
+    if config.url is not None:
+        return FixedAddress(config.url), _bearer(key)
+    assert config.command is not None, "the configuration has one of url and command"
+    key = key or secrets.token_urlsafe(32)
+    address = SupervisedProcess(
+        config.command,
+        start_timeout_s=config.start_timeout_s,
+        environment={_TOKEN_VARIABLE: key},
+    )
+    return address, _bearer(key)
+
+
+def _api_key(config: ServerConfig, *, where: str) -> str | None:
+    name = config.api_key_env
+    if name is None:
+        return None
+    key = os.environ.get(name)
+    # A server of ours is given a key of ours.
+    if not key and config.command is None:
+        raise ConfigError(
+            f"{where}.api_key_env names {name}, which is not set in the environment; export it, or "
+            "remove the setting if the server asks for no key"
+        )
+    return key
+
+
+def _bearer(key: str | None) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"} if key else {}
