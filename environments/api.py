@@ -8,11 +8,13 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from environments.gsm8k.state import SINGLE_TURN_KEYS
 from environments.scenario import APPS, Scenario, scenario
 from environments.state import Rows, build_seed, open_database, run_query
 from environments.toolkit import ToolError, ToolSpec
 
 __all__ = [
+    "ALL_KEYS",
     "DATABASES",
     "ENV_KEYS",
     "DatabaseName",
@@ -25,7 +27,9 @@ __all__ = [
 
 DatabaseName = Literal["seed", "current"]
 DATABASES: tuple[DatabaseName, ...] = ("seed", "current")
+# The environments with tools, and all of them.
 ENV_KEYS: tuple[str, ...] = tuple(APPS)
+ALL_KEYS: tuple[str, ...] = (*ENV_KEYS, *SINGLE_TURN_KEYS)
 
 
 class Instance:
@@ -35,19 +39,20 @@ class Instance:
         self.scenario = of
         self.env_key = of.env_key
         self.data_id = of.data_id
-        self._app = APPS[of.env_key]
-        self._seed = build_seed(self._app.schema, of)
+        app = APPS.get(of.env_key)
+        self._tools = app.tools if app else {}
+        self._seed = build_seed(app.schema if app else "", of)
         self._databases: dict[str, sqlite3.Connection] = {}
 
     def tools(self) -> list[ToolSpec]:
-        return [tool.spec for tool in self._app.tools.values()]
+        return [tool.spec for tool in self._tools.values()]
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
         """Run a tool on `current` and return its JSON-able value.
 
         All or nothing. Raises `ToolError` for an unknown tool, wrong arguments or a refusal.
         """
-        tool = self._app.tools.get(name)
+        tool = self._tools.get(name)
         if tool is None:
             raise ToolError(f"unknown tool: {name}")
         db = self._database("current")

@@ -12,6 +12,7 @@ from typing import Literal
 
 from environments.app import App, Scenario
 from environments.booking.app import BOOKING
+from environments.gsm8k.state import SINGLE_TURN_KEYS, question_scenario
 from environments.shop.app import SHOP
 from environments.tracker.app import TRACKER
 from environments.words import Names, Pool
@@ -44,10 +45,13 @@ def data_id(split: Split, index: int) -> str:
 def scenario(env_key: str, data_id: str, data_version: str = "v1") -> Scenario:
     """Draw the scenario of a data id. Raises `ValueError` naming what is not known."""
     app = APPS.get(env_key)
-    if app is None:
-        raise ValueError(f"Environment '{env_key}' not found: use one of {', '.join(APPS)}")
+    if app is None and env_key not in SINGLE_TURN_KEYS:
+        known = ", ".join((*APPS, *SINGLE_TURN_KEYS))
+        raise ValueError(f"Environment '{env_key}' not found: use one of {known}")
     if data_version not in DATA_VERSIONS:
         raise ValueError(f"data version {data_version!r} not found: use {DATA_VERSIONS[-1]!r}")
+    if app is None:
+        return question_scenario(env_key, data_id, data_version)
     match = _DATA_ID.fullmatch(data_id)
     if match is None:
         raise ValueError(

@@ -1,0 +1,1 @@
+"""Word problems: one question, one turn, and a number to check."""

@@ -1,0 +1,39 @@
+"""What an instance knows of its question: the expected answer, which its data id carries.
+
+`train-000012=72` is question 12 of `train` with the answer 72. So an instance needs no data file
+wherever it runs, and the policy, which never sees a data id, cannot look the answer up.
+"""
+
+import re
+
+from environments.app import Scenario
+
+# Two names for the same thing, so that figures tell them apart: questions of the user's own, and
+# those of `environments.gsm8k.arithmetic`.
+SINGLE_TURN_KEYS = ("gsm8k", "arithmetic")
+NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
+_DATA_ID = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]*=(?P<answer>{NUMBER.pattern})")
+
+
+def data_id(split: str, index: int, answer: str) -> str:
+    return f"{split}-{index:06d}={answer}"
+
+
+def question_scenario(env_key: str, data_id: str, data_version: str) -> Scenario:
+    """An environment without tables. Raises `ValueError` for a data id without an answer."""
+    match = _DATA_ID.fullmatch(data_id)
+    if match is None:
+        raise ValueError(
+            f"data id {data_id!r} not found: use SPLIT-NUMBER=ANSWER, such as train-000012=72"
+        )
+    return Scenario(
+        slots={"answer": match["answer"]},
+        targets={},
+        pair=("", ""),
+        tables={},
+        env_key=env_key,
+        data_id=data_id,
+        data_version=data_version,
+        kind="question",
+        prompt="",
+    )
