@@ -30,6 +30,7 @@ async def serve(runtime: Runtime[EnvGatewayConfig]) -> None:
     """Serve until drained, then close every environment."""
     from flotilla.env_gateway.v1 import episode_service_pb2_grpc
     from services.common import rpc
+    from services.env_gateway.adapters.images import scale
     from services.env_gateway.gateway import Gateway
     from services.env_gateway.journal import Journal
     from services.env_gateway.service import EpisodeService
@@ -50,7 +51,13 @@ async def serve(runtime: Runtime[EnvGatewayConfig]) -> None:
         watchdog = runtime.watchdog
         watchdog.limit_s = config.stall_s
         gateway = Gateway(
-            config, backends, runner, journal, incarnation=incarnation, watchdog=watchdog
+            config,
+            backends,
+            runner,
+            journal,
+            incarnation=incarnation,
+            watchdog=watchdog,
+            scale=scale,
         )
         server = rpc.server(token=runtime.token)
         service = EpisodeService(gateway, runtime.drain.set)

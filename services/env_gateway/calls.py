@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from services.common.log import get_logger
+from services.env_gateway.computer import only_looks
 from services.env_gateway.config import EnvGatewayConfig, RetryConfig
-from services.env_gateway.offer import final_answer, is_final_answer
+from services.env_gateway.offer import COMPUTER, final_answer, is_final_answer
 from services.env_gateway.ports import BackendError, CallResult, Instance, Text, Tool
 from services.env_gateway.retry import Backoff, Decision, RetryBudget, Verdict, decide
 from services.env_gateway.session import Answer, Outcome, Session
@@ -63,7 +64,7 @@ class Caller:
         if tool is None:
             return _told(Outcome.BAD_TOOL, f"unknown tool {name[:100]!r}")
         try:
-            arguments = load_object(arguments_json or "{}", "arguments")
+            arguments = _arguments(session, tool, arguments_json)
             if is_final_answer(tool):
                 return _submitted(session, final_answer(arguments))
         except TaskError as error:
@@ -77,7 +78,10 @@ class Caller:
                 _told(Outcome.DEADLINE, "the call waited for its turn until its deadline"),
                 queue_s=_now() - started,
             )
-        parts = session.media.keep(answer.parts)
+        parts = answer.parts
+        if session.screen is not None:
+            parts = await session.screen.shown_parts(parts)
+        parts = session.media.keep(parts)
         return replace(answer, parts=parts, queue_s=queue_s, upstream_s=_now() - started - queue_s)
 
     async def _attempts(
@@ -96,7 +100,7 @@ class Caller:
             except BackendError as error:
                 decision = decide(
                     error,
-                    repeatable=tool.repeatable,
+                    repeatable=tool.repeatable or only_looks(tool.name, arguments),
                     remaining_s=until - _now(),
                     backoff=backoff,
                     budget=self._budget,
@@ -131,6 +135,14 @@ def _failed(session: Session, error: BackendError, decision: Decision, attempts:
     session.episode.lost |= error.lost
     session.episode.tainted |= outcome is Outcome.OUTCOME_UNKNOWN
     return replace(_told(outcome, str(error)), attempts=attempts)
+
+
+def _arguments(session: Session, tool: Tool, arguments_json: str) -> dict[str, Any]:
+    """Raises TaskError."""
+    arguments = load_object(arguments_json or "{}", "arguments")
+    if session.screen is not None and tool.name == COMPUTER:
+        return session.screen.to_pixels(arguments)
+    return arguments
 
 
 def _submitted(session: Session, answer: str) -> Answer:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -10,10 +10,22 @@ from services.common.config import Model
 from services.env_gateway.backend_config import BackendName, BackendsConfig, Count, Seconds
 
 
+class ScreenConfig(Model):
+    """How the tool `computer` appears to the policy.
+
+    `max_side`: pictures are scaled down, in proportion, until no side is longer; pixels. With
+    "relative1000" the policy points in thousandths of the screen, as Qwen's vision models do.
+    """
+
+    coordinates: Literal["pixels", "relative1000"] = "pixels"
+    max_side: Annotated[int, Field(ge=64, le=16384)] | None = None
+
+
 class EnvironmentConfig(Model):
     """One environment; what is not set here is the section's own."""
 
     backend: BackendName | None = None
+    screen: ScreenConfig | None = None
     max_episodes: Count | None = None
     max_calls: Count | None = None
 
@@ -62,6 +74,7 @@ class EnvGatewayConfig(Model):
     limits: LimitsConfig = LimitsConfig()
     retry: RetryConfig = RetryConfig()
     verifiers: VerifiersConfig = VerifiersConfig()
+    screen: ScreenConfig = ScreenConfig()
     lease_ttl_s: Seconds = 60.0
     budget_s: Seconds = 900.0
     max_budget_s: Seconds = 7200.0
@@ -92,3 +105,7 @@ class EnvGatewayConfig(Model):
     def backend_of(self, env_key: str) -> BackendName:
         environment = self.environments.get(env_key)
         return (environment and environment.backend) or self.backend
+
+    def screen_of(self, env_key: str) -> ScreenConfig:
+        environment = self.environments.get(env_key)
+        return (environment and environment.screen) or self.screen

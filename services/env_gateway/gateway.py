@@ -13,6 +13,7 @@ from services.common.watchdog import Watchdog
 from services.env_gateway import meters
 from services.env_gateway.calls import Caller
 from services.env_gateway.closing import Closer
+from services.env_gateway.computer import Scale, unscaled
 from services.env_gateway.config import EnvGatewayConfig
 from services.env_gateway.episodes import (
     EpisodeBook,
@@ -70,6 +71,7 @@ class Gateway:
         incarnation: str,
         rng: random.Random | None = None,
         watchdog: Watchdog | None = None,
+        scale: Scale | None = None,
     ) -> None:
         rng = rng or random.Random()
         self._watchdog = watchdog or Watchdog(limit_s=config.stall_s)
@@ -84,7 +86,7 @@ class Gateway:
         self._sessions: dict[str, Session] = {}
         self._by_ticket: dict[Ticket, Session] = {}
         self._caller = Caller(config, rng)
-        self.opener = Opener(config, self.book, journal, rng, self._watchdog)
+        self.opener = Opener(config, self.book, journal, rng, self._watchdog, scale or unscaled)
         self.closer = Closer(config, journal, self._closed, rng)
 
     def open(self, spec: OpenSpec) -> Session:

@@ -8,10 +8,11 @@ from typing import TypeVar
 from services.common.log import get_logger
 from services.common.watchdog import Watchdog
 from services.env_gateway import meters
+from services.env_gateway.computer import Scale, screen_of
 from services.env_gateway.config import EnvGatewayConfig
 from services.env_gateway.episodes import EpisodeBook, State
 from services.env_gateway.journal import Journal
-from services.env_gateway.offer import NothingToOfferError, offered
+from services.env_gateway.offer import COMPUTER, NothingToOfferError, offered
 from services.env_gateway.ports import BackendError, Provision, Tool
 from services.env_gateway.retry import Backoff
 from services.env_gateway.session import Session
@@ -37,7 +38,9 @@ class Opener:
         journal: Journal,
         rng: random.Random,
         watchdog: Watchdog,
+        scale: Scale,
     ) -> None:
+        self._scale = scale
         self._config = config
         self._book = book
         self._journal = journal
@@ -97,15 +100,28 @@ class Opener:
             cap_s=_WARMING_CAP_S,
         )
         _check_size(tools)
-        session.tools = _offered(tools, session)
+        self._offer(session, tools)
         shown = await self._retried(
             session,
             lambda timeout_s: instance.observe(timeout_s=timeout_s),
             cap_s=_WARMING_CAP_S,
         )
+        if session.screen is not None:
+            shown = await session.screen.shown_parts(shown)
         session.first_observation = session.media.keep(tuple(shown))
         if not _closed(session):
             self._book.ready(session.episode, _now())
+
+    def _offer(self, session: Session, tools: Sequence[Tool]) -> None:
+        try:
+            chosen = offered(tools, session.episode.spec.task)
+        except NothingToOfferError as error:
+            raise BackendError("no_tools", str(error), delivered=False, invalid=True) from error
+        config = self._config.screen_of(session.env_key)
+        session.screen = screen_of(chosen, config, self._scale)
+        if session.screen is not None:
+            chosen[COMPUTER] = session.screen.describe(chosen[COMPUTER])
+        session.tools = chosen
 
     async def _retried(
         self, session: Session, attempt: Callable[[float], Awaitable[T]], *, cap_s: float
@@ -136,13 +152,6 @@ class Opener:
         session.failure = detail
         if not _closed(session):
             session.episode.advance(State.FAILED, detail)
-
-
-def _offered(tools: Sequence[Tool], session: Session) -> dict[str, Tool]:
-    try:
-        return offered(tools, session.episode.spec.task)
-    except NothingToOfferError as error:
-        raise BackendError("no_tools", str(error), delivered=False, invalid=True) from error
 
 
 def _check_size(tools: Sequence[Tool]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from services.env_gateway.computer import Screen
 from services.env_gateway.episodes import Episode, EpisodeLostError, State
 from services.env_gateway.grading import Grade
 from services.env_gateway.limits import Ticket
@@ -113,6 +114,7 @@ class Session:
         self.tools: Mapping[str, Tool] = {}
         self.first_observation: tuple[Part, ...] = ()
         self.final_answer: str | None = None
+        self.screen: Screen | None = None
         self.failure: str | None = None
         self.open_s = 0.0
         self.changed = Signal()
