@@ -17,10 +17,22 @@ M = TypeVar("M", bound=BaseModel)
 class ApiError(Exception):
     """Answered as {"detail": detail} with the status."""
 
-    def __init__(self, status: int, detail: str | dict[str, Any]) -> None:
+    def __init__(self, status: int, detail: str | dict[str, Any] | list[dict[str, Any]]) -> None:
         super().__init__(str(detail))
         self.status = status
         self.detail = detail
+
+
+class InvalidBodyError(ApiError):
+    """A body with wrong fields, every one named in the detail; `problems` has them one by one."""
+
+    def __init__(self, error: ValidationError) -> None:
+        self.problems = error.errors(include_url=False, include_context=False, include_input=False)
+        wrong = [
+            f"{'.'.join(str(part) for part in problem['loc']) or 'body'}: {problem['msg']}"
+            for problem in self.problems
+        ]
+        super().__init__(422, "; ".join(wrong))
 
 
 class CreateInstance(BaseModel):
@@ -72,11 +84,7 @@ async def parse(model: type[M], request: Request) -> M:
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        problems = [
-            f"{'.'.join(str(part) for part in problem['loc']) or 'body'}: {problem['msg']}"
-            for problem in error.errors()
-        ]
-        raise ApiError(422, "; ".join(problems)) from error
+        raise InvalidBodyError(error) from error
 
 
 def instance_body(record: Record, base_url: str) -> dict[str, Any]:
@@ -88,14 +96,14 @@ def instance_body(record: Record, base_url: str) -> dict[str, Any]:
         "instance_id": record.instance_id,
         "env_key": wanted.env_key,
         "version": ENVIRONMENT_VERSION,
-        "status": "running" if record.running else "stopped",
+        "status": record.status,
         "subdomain": record.instance_id,
         "created_at": record.created_at.isoformat(),
         "updated_at": (record.terminated_at or record.created_at).isoformat(),
         "terminated_at": _iso(record.terminated_at),
         "termination_reason": record.stop_reason,
         "team_id": "local",
-        "region": "local",
+        "region": wanted.region,
         "env_variables": wanted.env_variables,
         "data_key": wanted.data_key,
         "data_version": wanted.data_version,
@@ -118,6 +126,7 @@ def instance_body(record: Record, base_url: str) -> dict[str, Any]:
         },
         "health": record.running,
         "run_id": wanted.run_id,
+        "profile_id": wanted.profile_id,
         "heartbeat_interval": wanted.heartbeat_interval,
     }
 

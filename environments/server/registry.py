@@ -29,11 +29,13 @@ class Wanted:
     request_id: str | None = None
     heartbeat_interval: float | None = None
     env_variables: dict[str, Any] | None = None
+    region: str = "local"
+    profile_id: str | None = None
 
 
 @dataclass
 class Record:
-    """An instance's life; `instance` is None once it stopped."""
+    """An instance's life; `instance` is None before it started and once it stopped."""
 
     wanted: Wanted
     instance: Instance | None
@@ -48,6 +50,13 @@ class Record:
     def running(self) -> bool:
         return self.instance is not None
 
+    @property
+    def status(self) -> str:
+        """Fleet's word for it."""
+        if self.terminated_at is not None:
+            return "stopped"
+        return "running" if self.running else "pending"
+
     def heartbeat_due(self) -> float:
         """When the instance stops unless its client shows up; infinity without a switch."""
         interval = self.wanted.heartbeat_interval
@@ -55,24 +64,30 @@ class Record:
 
 
 class Registry:
-    """Running instances and the latest `MAX_STOPPED` stopped ones."""
+    """Live instances, pending or running, and the latest `MAX_STOPPED` stopped ones."""
 
     def __init__(self, max_running: int) -> None:
         self.max_running = max_running
-        self._running: dict[str, Record] = {}
+        self._live: dict[str, Record] = {}
         self._stopped: OrderedDict[str, Record] = OrderedDict()
         self._by_request: dict[str, str] = {}
 
     def __len__(self) -> int:
-        return len(self._running)
+        return len(self._live)
 
     def create(self, wanted: Wanted, now: float) -> Record:
         """Open an instance. Raises `InstanceLimitError`, or `ValueError` for unknown data."""
-        if len(self._running) >= self.max_running:
-            raise InstanceLimitError
         instance = open_instance(wanted.env_key, wanted.data_key, wanted.data_version)
-        record = Record(wanted, instance, expires_at=now + wanted.ttl, heartbeat_at=now)
-        self._running[record.instance_id] = record
+        record = self.reserve(wanted, now)
+        record.instance = instance
+        return record
+
+    def reserve(self, wanted: Wanted, now: float) -> Record:
+        """Take a place for an instance that starts later. Raises `InstanceLimitError`."""
+        if len(self._live) >= self.max_running:
+            raise InstanceLimitError
+        record = Record(wanted, None, expires_at=now + wanted.ttl, heartbeat_at=now)
+        self._live[record.instance_id] = record
         if wanted.request_id:
             self._by_request[wanted.request_id] = record.instance_id
         return record
@@ -82,23 +97,24 @@ class Registry:
         return self._by_request.get(request_id) if request_id else None
 
     def get(self, instance_id: str) -> Record | None:
-        return self._running.get(instance_id) or self._stopped.get(instance_id)
+        return self._live.get(instance_id) or self._stopped.get(instance_id)
 
-    def running(self) -> list[Record]:
-        return list(self._running.values())
+    def live(self) -> list[Record]:
+        return list(self._live.values())
 
     def records(self) -> Iterable[Record]:
-        return [*self._stopped.values(), *self._running.values()]
+        return [*self._stopped.values(), *self._live.values()]
 
     def stop(self, record: Record, reason: str) -> None:
         """Free an instance; a stopped one stays as it is."""
-        if record.instance is None:
+        if record.terminated_at is not None:
             return
-        record.instance.close()
+        if record.instance is not None:
+            record.instance.close()
         record.instance = None
         record.terminated_at = datetime.now(UTC)
         record.stop_reason = reason
-        del self._running[record.instance_id]
+        del self._live[record.instance_id]
         self._stopped[record.instance_id] = record
         if len(self._stopped) > MAX_STOPPED:
             forgotten = self._stopped.popitem(last=False)[1]
@@ -106,7 +122,7 @@ class Registry:
                 self._by_request.pop(forgotten.wanted.request_id, None)
 
     def stop_expired(self, now: float) -> None:
-        for record in self.running():
+        for record in self.live():
             if now >= record.expires_at:
                 self.stop(record, "ttl")
             elif now >= record.heartbeat_due():

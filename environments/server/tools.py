@@ -1,12 +1,15 @@
 """MCP over streamable HTTP: one server for every instance, found by the path of the request.
 
-Stateless with JSON responses: no session is kept, so none can leak, and a tool call is one POST.
+Stateless with JSON responses unless told otherwise: no session is kept, so none can leak, and a
+tool call is one POST.
 """
 
+import base64
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
@@ -14,6 +17,7 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.types import (
     CallToolRequestParams,
     CallToolResult,
+    ImageContent,
     ListToolsResult,
     PaginatedRequestParams,
     TextContent,
@@ -22,14 +26,32 @@ from mcp.types import (
 )
 from starlette.types import Receive, Scope, Send
 
-from environments.api import Instance, ToolError, ToolSpec
+from environments.api import ToolError, ToolSpec
 
 _Context = ServerRequestContext[Any, Any]
+_TOOLS = "flotilla.tools"  # key of the ASGI scope
 
 
-def _instance(context: _Context) -> Instance:
+@dataclass(frozen=True)
+class Picture:
+    """A tool's value that is a PNG and not JSON."""
+
+    png: bytes
+
+
+class Tools(Protocol):
+    """What is served at one address; an instance of an app, to begin with."""
+
+    def tools(self) -> list[ToolSpec]: ...
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        """The JSON-able value or the `Picture`; raises `ToolError`."""
+        ...
+
+
+def _tools(context: _Context) -> Tools:
     assert context.request is not None, "only served over HTTP"
-    return context.request.scope["flotilla.instance"]
+    return context.request.scope[_TOOLS]
 
 
 def describe(spec: ToolSpec) -> Tool:
@@ -48,14 +70,19 @@ def describe(spec: ToolSpec) -> Tool:
 
 
 async def _list_tools(context: _Context, params: PaginatedRequestParams | None) -> ListToolsResult:
-    return ListToolsResult(tools=[describe(spec) for spec in _instance(context).tools()])
+    return ListToolsResult(tools=[describe(spec) for spec in _tools(context).tools()])
 
 
 async def _call_tool(context: _Context, params: CallToolRequestParams) -> CallToolResult:
     try:
-        value = _instance(context).call(params.name, params.arguments or {})
+        value = _tools(context).call(params.name, params.arguments or {})
     except ToolError as error:
         return _text(str(error), is_error=True)
+    if isinstance(value, Picture):
+        data = base64.b64encode(value.png).decode()
+        return CallToolResult(
+            content=[ImageContent(type="image", data=data, mime_type="image/png")]
+        )
     return _text(json.dumps(value), is_error=False)
 
 
@@ -64,19 +91,25 @@ def _text(text: str, *, is_error: bool) -> CallToolResult:
 
 
 class ToolEndpoint:
-    """ASGI endpoint; expects the instance in the scope under `flotilla.instance`."""
+    """ASGI endpoint for the tools of any number of instances.
 
-    def __init__(self) -> None:
+    With `sessions` it keeps one for every client that initializes, and answers in event streams,
+    as most MCP servers in the field do.
+    """
+
+    def __init__(self, *, sessions: bool = False) -> None:
         server: Server[Any] = Server(
             "flotilla-environments", on_list_tools=_list_tools, on_call_tool=_call_tool
         )
-        self._manager = StreamableHTTPSessionManager(server, json_response=True, stateless=True)
+        self._manager = StreamableHTTPSessionManager(
+            server, json_response=not sessions, stateless=not sessions
+        )
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
         async with self._manager.run():
             yield
 
-    async def serve(self, instance: Instance, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["flotilla.instance"] = instance
+    async def serve(self, tools: Tools, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[_TOOLS] = tools
         await self._manager.handle_request(scope, receive, send)

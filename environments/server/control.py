@@ -1,0 +1,173 @@
+"""The control plane: which environments there are, and the life of their instances."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from environments.scenario import APPS
+from environments.server.codec import ApiError, CreateInstance, instance_body, parse
+from environments.server.lookup import Lookup
+from environments.server.registry import ENVIRONMENT_VERSION, InstanceLimitError, Record, Registry
+
+INSTANCES = "/v1/env/instances"
+REAP_SECONDS = 0.5
+
+
+class Control:
+    """Handlers of the control plane's routes, and the reaping of instances that nobody closed."""
+
+    def __init__(self, registry: Registry, lookup: Lookup, env_keys: tuple[str, ...]) -> None:
+        self.registry = registry
+        self.env_keys = env_keys
+        self._lookup = lookup
+
+    def routes(self) -> list[Route]:
+        instance = f"{INSTANCES}/{{instance_id}}"
+        return [
+            Route("/health", self.health),
+            Route("/v1/env/", self.environments),
+            Route(INSTANCES, self.create, methods=["POST"]),
+            Route(INSTANCES, self.list_instances),
+            Route(f"{INSTANCES}/batch", self.delete_batch, methods=["DELETE"]),
+            Route(instance, self.get_instance),
+            Route(instance, self.delete_instance, methods=["DELETE"]),
+            Route(f"{instance}/heartbeat", self.heartbeat, methods=["POST"]),
+        ]
+
+    @asynccontextmanager
+    async def reaping(self) -> AsyncGenerator[None]:
+        """Stops instances in time, and all of them at the end."""
+        reaper = asyncio.create_task(self._reap())
+        try:
+            yield
+        finally:
+            reaper.cancel()
+            with suppress(asyncio.CancelledError):
+                await reaper
+            for record in self.registry.live():
+                self.registry.stop(record, "shutdown")
+
+    async def _reap(self) -> None:
+        while True:
+            await asyncio.sleep(REAP_SECONDS)
+            self.registry.stop_expired(self.now())
+
+    def now(self) -> float:
+        """Seconds by which instances live."""
+        return time.monotonic()
+
+    async def health(self, request: Request) -> Response:
+        return JSONResponse({"status": "healthy", "instances": len(self.registry)})
+
+    async def environments(self, request: Request) -> Response:
+        return JSONResponse([environment_body(key) for key in self.env_keys])
+
+    async def create(self, request: Request) -> Response:
+        asked = await parse(CreateInstance, request)
+        self._check_environment(asked.env_key)
+        request_id = request.headers.get("x-request-id")
+        self._check_first(request_id)
+        try:
+            record = self.registry.create(asked.wanted(request_id), self.now())
+        except InstanceLimitError as error:
+            raise ApiError(403, self._limit_detail()) from error
+        except ValueError as error:
+            raise ApiError(400, str(error)) from error
+        return self._answer(request, record)
+
+    def _check_environment(self, env_key: str) -> None:
+        if env_key not in self.env_keys:
+            known = ", ".join(self.env_keys)
+            raise ApiError(400, f"Environment '{env_key}' not found: use one of {known}")
+
+    def _check_first(self, request_id: str | None) -> None:
+        """Refuse a create that is a repetition, naming what the first one has created."""
+        existing = self.registry.created_by(request_id)
+        if existing is None:
+            return
+        message = f"Request '{request_id}' has already created an instance"
+        detail = {"error": "duplicate_request_id", "message": message, "instance_id": existing}
+        raise ApiError(409, detail)
+
+    def _limit_detail(self) -> dict[str, Any]:
+        running, limit = len(self.registry), self.registry.max_running
+        return {
+            "error_type": "instance_limit_exceeded",
+            "message": f"{running} of {limit} instances run: close some, or serve with a higher "
+            "--max-instances",
+            "running_instances": running,
+            "instance_limit": limit,
+        }
+
+    async def list_instances(self, request: Request) -> Response:
+        bodies = [instance_body(record, _base(request)) for record in self.registry.records()]
+        for field in ("status", "region", "run_id", "profile_id"):
+            wanted = self._filter(request, field)
+            bodies = [body for body in bodies if wanted in (None, body[field])]
+        return JSONResponse(bodies)
+
+    async def get_instance(self, request: Request) -> Response:
+        return self._answer(request, self._lookup.record(request))
+
+    async def delete_instance(self, request: Request) -> Response:
+        record = self._lookup.record(request)
+        self.registry.stop(record, "deleted")
+        return self._answer(request, record)
+
+    async def delete_batch(self, request: Request) -> Response:
+        run_id, profile_id = (self._filter(request, name) for name in ("run_id", "profile_id"))
+        if not run_id and not profile_id:
+            raise ApiError(400, "name the run whose instances to delete: ?run_id=RUN")
+        stopped = [
+            record
+            for record in self.registry.live()
+            if run_id in (None, record.wanted.run_id)
+            and profile_id in (None, record.wanted.profile_id)
+        ]
+        for record in stopped:
+            self.registry.stop(record, "deleted")
+        return JSONResponse([instance_body(record, _base(request)) for record in stopped])
+
+    async def heartbeat(self, request: Request) -> Response:
+        self._lookup.running(request)
+        record = self._lookup.record(request)
+        record.heartbeat_at = self.now()
+        interval = record.wanted.heartbeat_interval
+        now = datetime.now(UTC)
+        return JSONResponse(
+            {
+                "success": True,
+                "instance_id": record.instance_id,
+                "last_heartbeat": now.isoformat(),
+                "deadline_timestamp": now.timestamp() + interval if interval else None,
+                "interval_seconds": interval,
+            }
+        )
+
+    def _filter(self, request: Request, name: str) -> str | None:
+        return request.query_params.get(name)
+
+    def _answer(self, request: Request, record: Record) -> Response:
+        return JSONResponse(instance_body(record, _base(request)))
+
+
+def environment_body(env_key: str) -> dict[str, Any]:
+    """Fleet's Environment."""
+    return {
+        "env_key": env_key,
+        "name": env_key.capitalize(),
+        "description": f"{len(APPS[env_key].tools)} tools",
+        "default_version": ENVIRONMENT_VERSION,
+        "versions": {ENVIRONMENT_VERSION: env_key},
+    }
+
+
+def _base(request: Request) -> str:
+    return str(request.base_url).rstrip("/")
