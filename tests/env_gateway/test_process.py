@@ -17,7 +17,7 @@ from environments.tasks import make_task
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc
 from services.common import rpc
-from services.env_gateway.adapters.mcp_client import http_session, send
+from services.env_gateway.adapters.http_client import http_session, send
 
 TOKEN = "process-token-0123456789"
 SPEC = """

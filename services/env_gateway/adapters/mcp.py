@@ -1,16 +1,14 @@
 """MCP servers as environments, with Fleet's instance wire or as one server that all share."""
 
-import json
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-from urllib.parse import quote
 
 import aiohttp
 
-from services.env_gateway import dump
-from services.env_gateway.adapters.mcp_client import HttpError, McpSession, http_session, send
+from services.env_gateway.adapters import fleet_wire
+from services.env_gateway.adapters.http_client import HttpError, http_session, send
+from services.env_gateway.adapters.mcp_client import McpSession
 from services.env_gateway.adapters.process import Address
 from services.env_gateway.adapters.server import connect
 from services.env_gateway.backend_config import McpConfig
@@ -28,9 +26,6 @@ from services.env_gateway.ports import (
     Tool,
 )
 from services.env_gateway.tasks import Task
-
-_SEEDS_KEPT = 128
-_MAX_BYTES = 64 * 2**20
 
 
 def build(config: McpConfig, *, max_calls: int) -> "McpBackend":
@@ -92,19 +87,16 @@ class FleetWireInstance(McpInstance):
 
     def __init__(self, backend: "McpBackend", body: Mapping[str, Any], task: Task, generation: int):
         root = body["urls"]["root"]
-        env = (task.env_key, body.get("version") or task.env_version)
-        super().__init__(
-            backend, body["instance_id"], env, backend.session(f"{root}mcp"), generation
-        )
-        self.data_version = body.get("data_version") or task.data_version
+        self._state = fleet_wire.state_of(body, task)
+        session = backend.session(f"{root}mcp")
+        super().__init__(backend, body["instance_id"], self._state.env, session, generation)
+        self.data_version = self._state.data_version
         self._runner = f"{root}api/v1/env"
-        variables = json.dumps(task.raw_variables, sort_keys=True)
-        self._seed_key = (*env, task.data_key, self.data_version, variables)
 
     async def query(self, db: str, sql: str, args: Sequence[SqlValue], *, timeout_s: float) -> Rows:
         self._backend.check(self._generation)
-        url = f"{self._runner}/resources/sqlite/{quote(db, safe='')}/query"
-        body = {"query": sql, "args": list(args), "read_only": True}
+        url = fleet_wire.query_url(self._runner, db)
+        body = fleet_wire.query_body(sql, list(args))
         try:
             answer = await self._backend.request("POST", url, body=body, timeout_s=timeout_s)
         except HttpError as error:
@@ -112,48 +104,15 @@ class FleetWireInstance(McpInstance):
                 raise
             message = f"the environment is gone: {error}"
             raise BackendError("lost", message, delivered=False, lost=True) from error
-        if not isinstance(answer, dict):
-            raise BackendError("protocol", "a query was answered by no object", delivered=None)
-        if not answer.get("success"):
-            raise QueryError(str(answer.get("error") or answer.get("message")))
-        return Rows(tuple(answer.get("columns") or ()), answer.get("rows") or ())
+        return fleet_wire.rows_of(answer)
 
     async def snapshot(self, db: str, *, timeout_s: float) -> bytes | None:
-        """The seed is the same for all attempts at a task, and fetched once."""
-        seeds = self._backend.seeds
-        if db == "seed" and (seed := seeds.get(self._seed_key)) is not None:
-            seeds.move_to_end(self._seed_key)
-            return seed
-        try:
-            content = await self._fetch(db, timeout_s)
-        except QueryError:
-            # The server refuses such statements; the verifier's own may still pass.
-            content = None
-        if db == "seed" and content is not None:
-            seeds[self._seed_key] = content
-            if len(seeds) > _SEEDS_KEPT:
-                seeds.popitem(last=False)
-        return content
+        ask = lambda name, sql: self.query(name, sql, (), timeout_s=timeout_s)  # noqa: E731
+        return await self._backend.snapshots.get(db, self._state, ask)
 
     async def close(self, *, timeout_s: float) -> None:
         if self._backend.current(self._generation):
             await self._backend.delete(self.instance_id, timeout_s)
-
-    async def _fetch(self, db: str, timeout_s: float) -> bytes | None:
-        schemas = self._backend.schemas
-        for _ in range(2):
-            schema = schemas.get(self._env)
-            if schema is None:
-                rows = await self.query(db, dump.SCHEMA_SQL, (), timeout_s=timeout_s)
-                schema = dump.parse_schema(rows.rows)
-            if schema is None:
-                return None
-            schemas[self._env] = schema
-            dumped = await self.query(db, dump.dump_sql(schema), (), timeout_s=timeout_s)
-            if dump.matches(schema, dumped.rows):
-                return dump.rebuild(schema, dumped.rows)
-            del schemas[self._env]
-        return None
 
 
 class McpBackend:
@@ -165,8 +124,7 @@ class McpBackend:
         self._address = address
         self._http = http
         self._tools: dict[tuple[str, str], Sequence[Tool]] = {}
-        self.schemas: dict[tuple[str, str], dump.Schema] = {}
-        self.seeds: OrderedDict[tuple[str, ...], bytes] = OrderedDict()
+        self.snapshots = fleet_wire.Snapshots()
 
     def serves(self, env_key: str) -> bool:
         return True
@@ -189,16 +147,14 @@ class McpBackend:
             await self.delete(orphan.instance_id, timeout_s)
             return
         url = await self._address.url(timeout_s)
-        tag = quote(orphan.episode_id, safe="")
-        await self.request(
-            "DELETE", f"{url}/v1/env/instances/batch?run_id={tag}", timeout_s=timeout_s
-        )
+        path = f"{fleet_wire.INSTANCES}/batch?{fleet_wire.run_query(orphan.episode_id)}"
+        await self.request("DELETE", f"{url}{path}", timeout_s=timeout_s)
 
     async def delete(self, instance_id: str, timeout_s: float) -> None:
         url = await self._address.url(timeout_s)
-        path = f"{url}/v1/env/instances/{quote(instance_id, safe='')}"
+        path = fleet_wire.instance_path(instance_id)
         try:
-            await self.request("DELETE", path, timeout_s=timeout_s)
+            await self.request("DELETE", f"{url}{path}", timeout_s=timeout_s)
         except HttpError as error:
             if error.status != 404:
                 raise
@@ -208,18 +164,25 @@ class McpBackend:
         await self._address.close()
 
     def session(self, url: str) -> McpSession:
-        return McpSession(self._http, url, max_bytes=_MAX_BYTES)
+        return McpSession(self._http, url)
 
-    async def request(self, method: str, url: str, *, timeout_s: float, body: Any = None) -> Any:
-        headers = {"content-type": "application/json"} if body is not None else None
+    async def request(
+        self,
+        method: str,
+        url: str,
+        *,
+        timeout_s: float,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        kind = {"content-type": "application/json"} if body is not None else {}
         answer, _ = await send(
             self._http,
             method,
             url,
             timeout_s=timeout_s,
-            max_bytes=_MAX_BYTES,
             body=body,
-            headers=headers,
+            headers={**kind, **(headers or {})},
         )
         return answer
 
@@ -246,43 +209,16 @@ class McpBackend:
             raise BackendError("lost", message, delivered=False, lost=True)
 
     async def _create(self, url: str, request: Provision, timeout_s: float) -> dict[str, Any]:
-        task = request.task
-        wanted: dict[str, Any] = {
-            "env_key": task.env_key,
-            "env_version": task.env_version,
-            "data_key": task.data_key,
-            "data_version": task.data_version,
-            "env_variables": task.raw_variables,
-            "ttl_seconds": int(request.ttl_s) + 1,
-            "run_id": request.episode_id,
-            "created_from": "sdk",
-        }
-        body = {name: value for name, value in wanted.items() if value}
-        instances = f"{url}/v1/env/instances"
-        headers = {"content-type": "application/json", "x-request-id": request.episode_id}
+        instances = f"{url}{fleet_wire.INSTANCES}"
+        headers = {"x-request-id": request.episode_id}
+        body = fleet_wire.creation(request)
         try:
-            answer, _ = await send(
-                self._http,
-                "POST",
-                instances,
-                timeout_s=timeout_s,
-                max_bytes=_MAX_BYTES,
-                body=body,
-                headers=headers,
+            return await self.request(
+                "POST", instances, timeout_s=timeout_s, body=body, headers=headers
             )
         except HttpError as error:
-            instance_id = _duplicate(error)
-            if instance_id is None:
+            known = fleet_wire.duplicate_of(error.body) if error.status == 409 else None
+            if known is None:
                 raise
-            answer = await self.request("GET", f"{instances}/{instance_id}", timeout_s=timeout_s)
-        return answer
-
-
-def _duplicate(error: HttpError) -> str | None:
-    """The instance that an earlier attempt of the same request has created, if it did."""
-    if error.status != 409:
-        return None
-    try:
-        return str(json.loads(error.body)["detail"]["instance_id"])
-    except (ValueError, KeyError, TypeError):
-        return None
+        path = fleet_wire.instance_path(known)
+        return await self.request("GET", f"{url}{path}", timeout_s=timeout_s)

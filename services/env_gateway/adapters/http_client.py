@@ -1,0 +1,125 @@
+"""One exchange over HTTP, with what a gateway must know of a failure: status, Retry-After, and
+whether the request may have been executed."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, cast
+
+import aiohttp
+
+from services.env_gateway.ports import BackendError
+
+MAX_BYTES = 64 * 2**20
+
+
+def http_session(*, max_connections: int, headers: Mapping[str, str]) -> aiohttp.ClientSession:
+    """A pool for one server. Idle connections are dropped before common servers (5 s) do it, or a
+    request could meet a connection that is just being closed."""
+    connector = aiohttp.TCPConnector(limit=max_connections, keepalive_timeout=4.0)
+    return aiohttp.ClientSession(connector=connector, headers=headers, auto_decompress=True)
+
+
+class HttpError(BackendError):
+    """An answer with an HTTP status of 400 or more."""
+
+    def __init__(self, status: int, body: str, retry_after_s: float | None) -> None:
+        kind = {404: "not_found", 429: "throttled", 413: "too_large", 401: "auth", 403: "auth"}
+        super().__init__(
+            kind.get(status, "http"),
+            f"HTTP {status}: {body[:500]}",
+            # 500, 502 and 504 may come after the request was executed; the others are refusals.
+            delivered=None if status >= 500 and status != 503 else False,
+            retry_after_s=retry_after_s,
+            invalid=status in (400, 401, 405, 413, 422),
+        )
+        self.status = status
+        self.body = body
+
+
+async def send(
+    http: aiohttp.ClientSession,
+    method: str,
+    url: str,
+    *,
+    timeout_s: float,
+    max_bytes: int = MAX_BYTES,
+    body: Any = None,
+    headers: Mapping[str, str] | None = None,
+    message_id: int | None = None,
+) -> tuple[Any, Mapping[str, str]]:
+    """One HTTP exchange of JSON; an SSE answer is read up to the message with `message_id`.
+
+    Raises HttpError, and BackendError for whatever happens to the connection.
+    """
+    data = None if body is None else json.dumps(body).encode()
+    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    try:
+        async with http.request(method, url, data=data, headers=headers, timeout=timeout) as answer:
+            if answer.status >= 400:
+                text = (await answer.content.read(4000)).decode("utf-8", "replace")
+                raise HttpError(answer.status, text, _retry_after(answer.headers))
+            if answer.content_type == "text/event-stream":
+                return await _read_sse(answer, message_id, max_bytes), answer.headers
+            content = await _read(answer, max_bytes)
+            return (json.loads(content) if content else None), answer.headers
+    except TimeoutError:
+        raise BackendError("timeout", f"no answer in {timeout_s:.1f} s", delivered=None) from None
+    except aiohttp.ClientConnectorError as error:
+        raise BackendError("connect", str(error), delivered=False) from error
+    except (aiohttp.ClientError, ConnectionError) as error:
+        message = f"{type(error).__name__}: {error}"
+        raise BackendError("connection", message, delivered=None) from error
+    except ValueError as error:
+        raise BackendError(
+            "protocol", f"the answer is not JSON: {error}", delivered=None
+        ) from error
+
+
+async def _read(answer: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+    content = bytearray()
+    async for chunk in answer.content.iter_any():
+        content += chunk
+        _check_size(len(content), max_bytes)
+    return bytes(content)
+
+
+def _check_size(size: int, max_bytes: int) -> None:
+    """Raises BackendError; another attempt would only bring as much again."""
+    if size > max_bytes:
+        message = f"the answer exceeds {max_bytes} bytes"
+        raise BackendError("too_large", message, delivered=None, invalid=True)
+
+
+async def _read_sse(answer: aiohttp.ClientResponse, message_id: int | None, max_bytes: int) -> Any:
+    rest = b""
+    data: list[bytes] = []
+    size = 0
+    async for chunk in answer.content.iter_any():
+        size += len(chunk)
+        _check_size(size, max_bytes)
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if message := _sse_line(line.rstrip(b"\r"), data, message_id):
+                return message
+    raise BackendError("stream_cut", "the stream ended without an answer", delivered=None)
+
+
+def _sse_line(line: bytes, data: list[bytes], message_id: int | None) -> dict[str, Any] | None:
+    """Take in one line of a stream; the awaited message, once a blank line completes it."""
+    if line.startswith(b"data:"):
+        data.append(line[5:].strip())
+    if line or not data:
+        return None
+    message = json.loads(b"\n".join(data))
+    data.clear()
+    answers = isinstance(message, dict) and ("result" in message or "error" in message)
+    if not answers or message.get("id") != message_id:
+        return None
+    return cast("dict[str, Any]", message)
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    try:
+        return max(0.0, float(headers["Retry-After"]))
+    except (KeyError, ValueError):
+        return None
