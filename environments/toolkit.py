@@ -1,18 +1,34 @@
 """Turns annotated Python functions into tools: a JSON schema, behaviour hints and checked calls.
 
 A tool function takes the database connection first and then its named arguments, each annotated
-`Annotated[str, "what it is"]` or `Annotated[int, ...]`. Its docstring is the tool's description.
+`Annotated[str, "what it is"]`, or the same with int, float, bool or list[str]. An argument with a
+default value is optional (`Annotated[str | None, ...] = None`), and null is then the same as not
+given. The docstring is the tool's description.
 """
 
 import inspect
+import math
 import sqlite3
+import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-_JSON_TYPES: dict[type, str] = {str: "string", int: "integer"}
-_NOUNS: dict[type, str] = {str: "a string", int: "an integer"}
+_SCHEMAS: dict[Any, dict[str, Any]] = {
+    str: {"type": "string"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    bool: {"type": "boolean"},
+    list[str]: {"type": "array", "items": {"type": "string"}},
+}
+_NOUNS: dict[Any, str] = {
+    str: "a string",
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    list[str]: "a list of strings",
+}
 
 
 class ToolError(Exception):
@@ -33,28 +49,42 @@ class ToolSpec:
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool's specification with the function behind it."""
+    """A tool's specification with the function behind it, and the type of each argument."""
 
     spec: ToolSpec
     function: Callable[..., Any]
-    types: Mapping[str, type]
+    types: Mapping[str, Any]
 
     def call(self, db: sqlite3.Connection, arguments: Mapping[str, Any]) -> Any:
         """Raises `ToolError` when the arguments do not fit the schema or the app refuses."""
-        self._check(arguments)
-        return self.function(db, **arguments)
+        required = self.spec.parameters["required"]
+        given = {
+            name: value
+            for name, value in arguments.items()
+            if value is not None or name in required or name not in self.types
+        }
+        self._check(given)
+        return self.function(db, **given)
 
     def _check(self, arguments: Mapping[str, Any]) -> None:
-        missing = [name for name in self.types if name not in arguments]
+        missing = [name for name in self.spec.parameters["required"] if name not in arguments]
         if missing:
             raise ToolError(f"missing argument: {', '.join(missing)}")
         unknown = [name for name in arguments if name not in self.types]
         if unknown:
             raise ToolError(f"unknown argument: {', '.join(unknown)}")
-        for name, wanted in self.types.items():
-            # `type is` and not isinstance: True is an int in Python, but not in JSON.
-            if type(arguments[name]) is not wanted or not _storable(arguments[name]):
-                raise ToolError(f"{name} must be {_NOUNS[wanted]}")
+        for name, value in arguments.items():
+            if not _fits(value, self.types[name]):
+                raise ToolError(f"{name} must be {_NOUNS[self.types[name]]}")
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    if wanted == list[str]:
+        return isinstance(value, list) and all(_fits(item, str) for item in cast(list[Any], value))
+    # `type is` and not isinstance: True is an int in Python, but not in JSON.
+    if type(value) is float:
+        return wanted is float and math.isfinite(value)
+    return type(value) is (int if wanted is float else wanted) and _storable(value)
 
 
 def _storable(value: str | int) -> bool:
@@ -69,16 +99,19 @@ def tool(
 ) -> Tool:
     """Describe `function` as a tool. Raises `TypeError` for an annotation it cannot express."""
     hints = typing.get_type_hints(function, include_extras=True)
-    types: dict[str, type] = {}
+    kinds: dict[str, Any] = {}
     properties: dict[str, Any] = {}
-    for name in list(inspect.signature(function).parameters)[1:]:
+    required: list[str] = []
+    for name, parameter in list(inspect.signature(function).parameters.items())[1:]:
         base, description = _annotation(function, name, hints.get(name))
-        types[name] = base
-        properties[name] = {"type": _JSON_TYPES[base], "description": description}
+        kinds[name] = base
+        properties[name] = {**_SCHEMAS[base], "description": description}
+        if parameter.default is parameter.empty:
+            required.append(name)
     parameters = {
         "type": "object",
         "properties": properties,
-        "required": list(types),
+        "required": required,
         "additionalProperties": False,
     }
     spec = ToolSpec(
@@ -89,17 +122,19 @@ def tool(
         idempotent=idempotent,
         destructive=destructive,
     )
-    return Tool(spec, function, types)
+    return Tool(spec, function, kinds)
 
 
-def _annotation(function: Callable[..., Any], name: str, hint: Any) -> tuple[type, str]:
-    parts = typing.get_args(hint)
-    if len(parts) != 2 or parts[0] not in _JSON_TYPES:
+def _annotation(function: Callable[..., Any], name: str, hint: Any) -> tuple[Any, str]:
+    base, *description = typing.get_args(hint) or (None,)
+    if isinstance(base, types.UnionType):
+        base = next(part for part in typing.get_args(base) if part is not types.NoneType)
+    if base not in _SCHEMAS or len(description) != 1:
         raise TypeError(
-            f"{function.__name__}({name}): annotate it as Annotated[str, 'description'] or "
-            "Annotated[int, 'description']"
+            f"{function.__name__}({name}): annotate it as Annotated[str, 'description'], or with "
+            "int, float, bool or list[str] in place of str"
         )
-    return parts[0], str(parts[1])
+    return base, str(description[0])
 
 
 def tools_by_name(*tools: Tool) -> dict[str, Tool]:
