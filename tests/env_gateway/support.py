@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
+from services.env_gateway.computer import Scale
 from services.env_gateway.config import EnvGatewayConfig
 from services.env_gateway.episodes import OpenSpec, State
 from services.env_gateway.gateway import Gateway
@@ -61,6 +62,7 @@ async def running(
     *,
     journal: Path | None = None,
     incarnation: str = "gw",
+    scale: Scale | None = None,
     **changes: Any,
 ) -> AsyncGenerator[Gateway]:
     """A gateway over fakes; its leases expire as configured, and it drains at the end."""
@@ -68,7 +70,12 @@ async def running(
     verifiers = VerifierRunner(settings.verifiers, grader or FakeGrader(), frozenset())
     book = Journal(journal)
     gateway = Gateway(
-        settings, {settings.backend: backend}, verifiers, book, incarnation=incarnation
+        settings,
+        {settings.backend: backend},
+        verifiers,
+        book,
+        incarnation=incarnation,
+        scale=scale,
     )
     loop = asyncio.create_task(gateway.run())
     try:

@@ -46,7 +46,7 @@ class FakeInstance:
 
     async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:
         await self._backend.step("list_tools")
-        return TOOLS
+        return self._backend.tools
 
     async def observe(self, *, timeout_s: float) -> Sequence[Part]:
         await self._backend.step("observe")
@@ -99,6 +99,7 @@ class FakeBackend:
         self.delays: dict[str, float] = {}
         self.steps: Counter[str] = Counter()
         self.hook: Hook | None = None
+        self.tools: Sequence[Tool] = TOOLS
         self.snapshots = True
         self.first_observation: Sequence[Part] = ()
         self.own_grade: Execution | None = None
