@@ -11,7 +11,8 @@ import pytest
 from aiohttp import web
 
 from services.env_gateway.adapters.http_client import http_session
-from services.env_gateway.adapters.mcp_client import McpSession, parts_of
+from services.env_gateway.adapters.mcp_client import McpSession
+from services.env_gateway.adapters.mcp_wire import parts_of
 from services.env_gateway.ports import BackendError, Media, Text
 
 Handler = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
