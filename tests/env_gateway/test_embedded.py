@@ -2,64 +2,20 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from environments.oracle import plan
 from environments.tasks import make_task
 from services.env_gateway.adapters.embedded import EmbeddedBackend
-from services.env_gateway.config import EnvGatewayConfig
 from services.env_gateway.episodes import State
-from services.env_gateway.gateway import Gateway
 from services.env_gateway.grading import Reason
-from services.env_gateway.journal import Journal
-from services.env_gateway.ports import Backend, Text
-from services.env_gateway.session import Outcome, Session
-from services.env_gateway.verdicts import VerifierRunner, load_digests
-from services.env_gateway.verify.pool import VerifierPool
+from services.env_gateway.ports import Text
+from services.env_gateway.session import Outcome
+from tests.env_gateway.grading_gateway import grading_gateway, reward_of
 from tests.env_gateway.support import open_spec, opened, states
 
-DIGESTS = Path(__file__).parents[2] / "environments" / "verifiers.sha256"
 ENV_KEYS = ("booking", "tracker", "shop")
-
-
-@asynccontextmanager
-async def grading_gateway(
-    backends: Mapping[str, Backend], config: EnvGatewayConfig | None = None
-) -> AsyncGenerator[Gateway]:
-    """A gateway that runs the verifiers of this repository, and no others."""
-    settings = config or EnvGatewayConfig()
-    pool = VerifierPool(size=1, memory_bytes=2**29)
-    await pool.start()
-    runner = VerifierRunner(settings.verifiers, pool, load_digests(DIGESTS))
-    journal = Journal(None)
-    gateway = Gateway(settings, backends, runner, journal, incarnation="gw")
-    try:
-        yield gateway
-    finally:
-        await gateway.drain(0.0)
-        await pool.close()
-        journal.close()
-
-
-async def solve(gateway: Gateway, session: Session, task: Mapping[str, Any]) -> None:
-    for seq, (name, arguments) in enumerate(plan(task)):
-        answer, _ = await gateway.call(session, seq, name, json.dumps(arguments), 5.0)
-        assert answer.outcome is Outcome.OK, answer
-
-
-async def reward_of(gateway: Gateway, task: Mapping[str, Any], *, act: bool, attempt: int) -> Any:
-    session = await opened(gateway, open_spec(attempt, task=json.dumps(task)))
-    if act:
-        await solve(gateway, session, task)
-    grade = await gateway.grade(session, "", None, 10.0)
-    gateway.close(session.episode.episode_id)
-    assert grade.reason is None, grade.detail
-    return grade.reward
 
 
 @pytest.mark.parametrize("env_key", ENV_KEYS)

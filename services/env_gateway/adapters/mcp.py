@@ -27,6 +27,8 @@ from services.env_gateway.ports import (
 )
 from services.env_gateway.tasks import Task
 
+_DATABASES = ("seed", "current")
+
 
 def build(config: McpConfig, *, max_calls: int) -> "McpBackend":
     """Raises ConfigError when the API key is not in the environment."""
@@ -95,6 +97,9 @@ class FleetWireInstance(McpInstance):
 
     async def query(self, db: str, sql: str, args: Sequence[SqlValue], *, timeout_s: float) -> Rows:
         self._backend.check(self._generation)
+        if db not in _DATABASES:
+            # The server would answer 404, as for an instance that is gone.
+            raise QueryError(f"no database {db!r}: use {' or '.join(map(repr, _DATABASES))}")
         url = fleet_wire.query_url(self._runner, db)
         body = fleet_wire.query_body(sql, list(args))
         try:

@@ -1,0 +1,46 @@
+"""The environments' own server, as a process, over HTTP."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import aiohttp
+
+from services.env_gateway.ports import Backend
+from tests.env_gateway.backends.apps import BookingTasks, stopped
+from tests.env_gateway.backends.harness import Can
+
+_COMMAND = (sys.executable, "-m", "environments.serve", "--port", "0", "--die-with-parent")
+
+
+class Harness(BookingTasks):
+    name = "mcp"
+    can = frozenset(Can)
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(_COMMAND, stdout=subprocess.PIPE, stdin=subprocess.PIPE)
+        assert self._process.stdout is not None
+        self._url = json.loads(self._process.stdout.readline())["url"]
+
+    def stop(self) -> None:
+        with self._process:
+            self._process.terminate()
+
+    def settings(self) -> Mapping[str, Any]:
+        return {"backend": "mcp", "backends": {"mcp": {"url": self._url, "instances": True}}}
+
+    async def running(self, backend: Backend) -> int:
+        url = f"{self._url}/v1/env/instances?status=running"
+        async with aiohttp.request("GET", url) as answer:
+            return len(await answer.json())
+
+    async def kill(self, backend: Backend, instance_id: str) -> None:
+        url = f"{self._url}/v1/env/instances/{instance_id}"
+        async with aiohttp.request("DELETE", url) as answer:
+            assert answer.status == 200, await answer.text()
+
+    def frozen(self, backend: Backend) -> AbstractContextManager[None]:
+        return stopped([self._process.pid])

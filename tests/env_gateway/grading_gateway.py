@@ -1,0 +1,57 @@
+"""A gateway that grades with the verifiers of this repository, in real workers."""
+
+import json
+import uuid
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from environments.oracle import plan
+from services.env_gateway.config import EnvGatewayConfig
+from services.env_gateway.gateway import Gateway
+from services.env_gateway.journal import Journal
+from services.env_gateway.ports import Backend
+from services.env_gateway.session import Outcome, Session
+from services.env_gateway.verdicts import VerifierRunner, load_digests
+from services.env_gateway.verify.pool import VerifierPool
+from tests.env_gateway.support import open_spec, opened
+
+DIGESTS = Path(__file__).parents[2] / "environments" / "verifiers.sha256"
+
+
+@asynccontextmanager
+async def grading_gateway(
+    backends: Mapping[str, Backend], config: EnvGatewayConfig | None = None
+) -> AsyncGenerator[Gateway]:
+    """A gateway that runs the verifiers of this repository, and no others."""
+    settings = config or EnvGatewayConfig()
+    pool = VerifierPool(size=1, memory_bytes=2**29)
+    await pool.start()
+    runner = VerifierRunner(settings.verifiers, pool, load_digests(DIGESTS))
+    journal = Journal(None)
+    # Unique, as for every start of a gateway: servers remember what they were asked for.
+    incarnation = f"run.gw.{uuid.uuid4().hex[:8]}"
+    gateway = Gateway(settings, backends, runner, journal, incarnation=incarnation)
+    try:
+        yield gateway
+    finally:
+        await gateway.drain(0.0)
+        await pool.close()
+        journal.close()
+
+
+async def solve(gateway: Gateway, session: Session, task: Mapping[str, Any]) -> None:
+    for seq, (name, arguments) in enumerate(plan(task)):
+        answer, _ = await gateway.call(session, seq, name, json.dumps(arguments), 5.0)
+        assert answer.outcome is Outcome.OK, answer
+
+
+async def reward_of(gateway: Gateway, task: Mapping[str, Any], *, act: bool, attempt: int) -> Any:
+    session = await opened(gateway, open_spec(attempt, task=json.dumps(task)))
+    if act:
+        await solve(gateway, session, task)
+    grade = await gateway.grade(session, "", None, 10.0)
+    gateway.close(session.episode.episode_id)
+    assert grade.reason is None, grade.detail
+    return grade.reward
