@@ -1,6 +1,6 @@
 """Settings of each backend, `[env_gateway.backends.NAME]`. Imports no vendor."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, model_validator
 
@@ -37,20 +37,58 @@ class ServerConfig(Model):
 
 
 class McpConfig(ServerConfig):
-    """An MCP server over streamable HTTP.
+    """An MCP server over streamable HTTP, or over stdio.
 
-    With `instances` the server also speaks Fleet's instance wire, and each episode gets an instance
-    of its own; without, all episodes share the one server and there is no database to grade from.
+    Over HTTP: with `instances` the server also speaks Fleet's instance wire, and each episode gets
+    an instance of its own; without, all episodes share the one server and there is no database to
+    grade from. Over stdio `command` is started once per episode, with the task's data key in its
+    environment (FLOTILLA_DATA_KEY).
     """
 
+    transport: Literal["http", "stdio"] = "http"
     instances: bool = False
     read_only_tools: tuple[str, ...] = ()
 
+    @model_validator(mode="after")
+    def _stdio_needs_a_command(self) -> "McpConfig":
+        if self.transport == "stdio" and (self.command is None or self.instances):
+            raise ValueError('transport "stdio" needs a command, and cannot have instances')
+        return self
+
+
+FLEET_URL = "https://orchestrator.fleetai.com"
+
 
 class FleetConfig(ServerConfig):
-    """Fleet's control plane. A `command` is an emulator to supervise instead."""
+    """Fleet's control plane, FLEET_URL unless set; a `command` is an emulator to supervise instead.
+
+    An instance of which Fleet hears nothing for `heartbeat_interval_s` ends, so that a gateway
+    that is killed frees its places. Verifiers run at Fleet ("remote"), or in the gateway against
+    the instance's databases ("local"). `image_type` is the task's modality's unless set, and
+    `browser_url`, where browsers are leased, Fleet's or the emulator's. A browser may reach the
+    environment and `browser_hosts`.
+    """
 
     api_key_env: str | None = "FLEET_API_KEY"
+    region: str | None = None
+    image_type: str | None = None
+    heartbeat_interval_s: Annotated[int, Field(ge=30, le=3600)] = 60
+    verify: Literal["remote", "local"] = "remote"
+    read_only_tools: tuple[str, ...] = ()
+    browser_url: str | None = None
+    browser_hosts: tuple[str, ...] = (
+        "*.fleetai.com",
+        "*.amazonaws.com",
+        "*.basemaps.cartocdn.com",
+        "*.tile.openstreetmap.org",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fleet_itself(cls, values: Any) -> Any:
+        if isinstance(values, dict) and not {"url", "command"} & values.keys():
+            return {**values, "url": FLEET_URL}
+        return cast("Any", values)
 
 
 class OpenEnvConfig(ServerConfig):
