@@ -1,0 +1,154 @@
+"""The connection of a process to a gateway, in a thread of its own.
+
+It is shared by all episodes of the process, and renews their leases also while the caller computes,
+or blocks the event loop that it runs in.
+"""
+
+import asyncio
+import threading
+import uuid
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import grpc.aio
+
+from flotilla.env_gateway.v1 import episode_service_pb2 as pb
+from flotilla.env_gateway.v1 import episode_service_pb2_grpc as pb_grpc
+from services.common import rpc
+from services.common.log import get_logger
+
+if TYPE_CHECKING:
+    from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceAsyncStub
+
+T = TypeVar("T")
+
+_RENEW_TIMEOUT_S = 5.0
+_CLOSE_TIMEOUT_S = 5.0
+
+_log = get_logger(__name__)
+
+
+class GatewayError(RuntimeError):
+    """The gateway refused, or could not be reached."""
+
+
+class Connection:
+    """What is submitted runs in the connection's own thread; `stub` may be used only there."""
+
+    stub: "EpisodeServiceAsyncStub"
+
+    def __init__(self, address: str, token: str) -> None:
+        self.worker_id = f"client-{uuid.uuid4().hex}"
+        self.users = 0
+        self._leases: dict[str, float] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="flotilla-gateway", daemon=True)
+        self._thread.start()
+        self.submit(self._connect(address, token)).result()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def hold(self, episode_id: str, ttl_s: float) -> None:
+        """Renew the episode's lease until it is released."""
+        self._leases[episode_id] = ttl_s
+        self._held.set()
+
+    async def release(self, episode_id: str) -> None:
+        """Close an episode. Best effort: one whose close is lost ends with its lease."""
+        self._leases.pop(episode_id, None)
+        request = pb.CloseEpisodeRequest(episode_id=episode_id)
+        try:
+            await self.stub.CloseEpisode(request, timeout=_CLOSE_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            _log.warning("episode not closed", episode=episode_id, reason=explain(error))
+
+    def start_release(self, episode_id: str) -> asyncio.Task[None]:
+        """Close an episode whoever is cancelled meanwhile. Only in the connection's thread."""
+        task = self._loop.create_task(self.release(episode_id))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+        return task
+
+    def abandon(self, episode_id: str) -> None:
+        """Close an episode that nobody refers to any more, and wait for nothing."""
+        self._loop.call_soon_threadsafe(self.start_release, episode_id)
+
+    def close(self) -> None:
+        """Ends once the closings under way are done."""
+        self.submit(self._end())
+        self._thread.join(_CLOSE_TIMEOUT_S)
+
+    def _run(self) -> None:
+        self._loop.run_forever()
+        self._loop.close()
+
+    async def _connect(self, address: str, token: str) -> None:
+        self._channel = rpc.channel(address, token=token)
+        self.stub = cast("EpisodeServiceAsyncStub", pb_grpc.EpisodeServiceStub(self._channel))
+        self._held = asyncio.Event()
+        self._renewing = asyncio.create_task(self._keep_renewing())
+
+    async def _end(self) -> None:
+        self._renewing.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._renewing
+        while self._closing:
+            await asyncio.wait(self._closing)
+        await self._channel.close()
+        self._loop.stop()
+
+    async def _keep_renewing(self) -> None:
+        while True:
+            await self._held.wait()
+            await asyncio.sleep(min(self._leases.values(), default=0.0) / 3)
+            if self._leases:
+                await self._renew()
+            else:
+                self._held.clear()
+
+    async def _renew(self) -> None:
+        request = pb.RenewEpisodesRequest(worker_id=self.worker_id, episode_ids=list(self._leases))
+        try:
+            answer = await self.stub.RenewEpisodes(request, timeout=_RENEW_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            # The next round tries again; episodes that expire meanwhile are found out by use.
+            _log.warning("episodes not renewed", reason=explain(error))
+            return
+        for episode_id in answer.lost_episode_ids:
+            self._leases.pop(episode_id, None)
+
+
+_connections: dict[tuple[str, str], Connection] = {}
+_lock = threading.Lock()
+
+
+def borrow(address: str, token: str) -> Connection:
+    """The process's connection to a gateway, to be given back."""
+    with _lock:
+        key = (address, token)
+        connection = _connections.get(key)
+        if connection is None:
+            connection = _connections[key] = Connection(address, token)
+        connection.users += 1
+        return connection
+
+
+def give_back(connection: Connection) -> None:
+    """The last one closes it."""
+    with _lock:
+        connection.users -= 1
+        last = connection.users == 0
+        if last:
+            for key in [key for key, known in _connections.items() if known is connection]:
+                del _connections[key]
+    if last:
+        connection.close()
+
+
+def explain(error: grpc.aio.AioRpcError) -> str:
+    refused = rpc.service_error(error)
+    return f"{refused.reason if refused else error.code().name}: {error.details()}"

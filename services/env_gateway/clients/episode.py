@@ -1,0 +1,181 @@
+"""One episode at the gateway, in the thread of its connection."""
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from flotilla.env_gateway.v1 import episode_service_pb2 as pb
+from services.common import rpc
+from services.env_gateway.clients.connection import Connection, GatewayError, explain
+from services.env_gateway.ports import Media, Part, Text, Tool
+
+# A call's own deadline is enforced by the gateway; the connection gets a little more.
+_SLACK_S = 1.0
+_FETCH_TIMEOUT_S = 30.0
+_TRANSCRIPT_CHUNK = 512 * 1024
+_ARGUMENTS_BYTES = 2**20
+_PAUSE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`failure` says why the tool gave no result of its own; with `is_error` it reported one."""
+
+    parts: Sequence[Part] = ()
+    is_error: bool = False
+    failure: str | None = None
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """Without a reward, `no_grade` says why it is not known."""
+
+    reward: float | None
+    partial_reward: float | None
+    no_grade: str
+    stdout: str
+
+
+class Episode:
+    """Calls are made one after the other."""
+
+    def __init__(self, connection: Connection, episode_id: str, ready: pb.EpisodeReady) -> None:
+        self._connection = connection
+        self._next_call = 0
+        self.episode_id = episode_id
+        self.tools = [
+            Tool(tool.name, tool.description, tool.input_schema_json) for tool in ready.tools
+        ]
+        self._initial = list(ready.initial_observation)
+
+    async def initial_observation(self) -> list[Part]:
+        """What the environment shows at the start."""
+        return [await self._part(part) for part in self._initial]
+
+    async def call(self, name: str, arguments: Mapping[str, Any], timeout_s: float) -> Answer:
+        """Never raises for what a tool, an environment or the gateway does."""
+        try:
+            request = self._request(name, arguments, timeout_s)
+            self._next_call += 1
+            response = await self._connection.stub.CallTool(request, timeout=timeout_s + _SLACK_S)
+            parts = [await self._part(part) for part in response.parts]
+        except grpc.aio.AioRpcError as error:
+            return Answer(failure=explain(error))
+        except (TypeError, ValueError, RecursionError) as error:
+            return Answer(failure=f"the call cannot be sent: {error}")
+        ok = response.outcome == pb.TOOL_OUTCOME_OK
+        if ok or response.outcome == pb.TOOL_OUTCOME_TOOL_ERROR:
+            return Answer(parts, is_error=not ok, done=response.done)
+        told = " ".join(part.text for part in parts if isinstance(part, Text))
+        outcome = pb.ToolOutcome.Name(response.outcome).removeprefix("TOOL_OUTCOME_").lower()
+        return Answer(failure=told or outcome, done=response.done)
+
+    async def grade(
+        self, final_answer: str | None, conversation: Sequence[Any] | None, timeout_s: float
+    ) -> Grade:
+        """Raises GatewayError."""
+        header = pb.GradeHeader(
+            episode_id=self.episode_id,
+            final_answer=final_answer,
+            deadline=rpc.duration(timeout_s),
+        )
+        requests = _grade_requests(header, conversation or ())
+        try:
+            response = await self._connection.stub.Grade(requests, timeout=timeout_s + _SLACK_S)
+        except grpc.aio.AioRpcError as error:
+            raise GatewayError(explain(error)) from error
+        reason = pb.NoGradeReason.Name(response.no_grade.reason).removeprefix("NO_GRADE_REASON_")
+        known = response.WhichOneof("grade") == "reward"
+        return Grade(
+            reward=response.reward if known else None,
+            partial_reward=response.partial_reward if response.HasField("partial_reward") else None,
+            no_grade="" if known else f"{reason.lower()}: {response.no_grade.detail}",
+            stdout=response.stdout,
+        )
+
+    async def close(self) -> None:
+        await asyncio.shield(self._connection.start_release(self.episode_id))
+
+    def _request(
+        self, name: str, arguments: Mapping[str, Any], timeout_s: float
+    ) -> pb.CallToolRequest:
+        arguments_json = json.dumps(arguments)
+        if len(arguments_json) > _ARGUMENTS_BYTES:
+            # Larger ones would not reach the gateway, and leave a gap in its count of calls.
+            raise ValueError(f"its arguments exceed {_ARGUMENTS_BYTES} bytes of JSON")
+        return pb.CallToolRequest(
+            episode_id=self.episode_id,
+            call_seq=self._next_call,
+            name=name,
+            arguments_json=arguments_json,
+            deadline=rpc.duration(timeout_s),
+        )
+
+    async def _part(self, part: pb.ContentPart) -> Part:
+        media = part.media
+        if part.HasField("text"):
+            return Text(part.text)
+        data = media.data or await self._fetch(media.sha256)
+        if media.mime.startswith("text/"):
+            return Text(data.decode("utf-8", "replace"))
+        return Media(data, media.mime, media.sha256, len(data), media.width, media.height)
+
+    async def _fetch(self, sha256: bytes) -> bytes:
+        request = pb.FetchMediaRequest(episode_id=self.episode_id, sha256=sha256)
+        stream = self._connection.stub.FetchMedia(request, timeout=_FETCH_TIMEOUT_S)
+        return b"".join([message.chunk async for message in stream])
+
+
+def _grade_requests(
+    header: pb.GradeHeader, conversation: Sequence[Any]
+) -> Iterator[pb.GradeRequest]:
+    yield pb.GradeRequest(header=header)
+    lines = "".join(json.dumps(message, default=str) + "\n" for message in conversation).encode()
+    for start in range(0, len(lines), _TRANSCRIPT_CHUNK):
+        yield pb.GradeRequest(transcript_chunk=lines[start : start + _TRANSCRIPT_CHUNK])
+
+
+async def open_episode(
+    connection: Connection, request: pb.OpenEpisodeRequest, timeout_s: float
+) -> Episode:
+    """Waits for a place while the gateway's queue is full. Raises GatewayError."""
+    until = asyncio.get_running_loop().time() + timeout_s
+    while True:
+        left_s = until - asyncio.get_running_loop().time()
+        try:
+            return await _open(connection, request, max(0.001, left_s))
+        except grpc.aio.AioRpcError as error:
+            refused = rpc.service_error(error)
+            pause_s = (refused and refused.retry_delay_s) or _PAUSE_S
+            full = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            if not full or pause_s >= left_s:
+                raise GatewayError(explain(error)) from error
+        await asyncio.sleep(pause_s)
+
+
+async def _open(
+    connection: Connection, request: pb.OpenEpisodeRequest, timeout_s: float
+) -> Episode:
+    last = pb.OpenEpisodeResponse()
+    call = connection.stub.OpenEpisode(request, timeout=timeout_s)
+    try:
+        async for update in call:
+            last = update
+    except asyncio.CancelledError:
+        # The gateway may have said READY already, and would not hear of the cancelling.
+        if last.episode_id:
+            connection.start_release(last.episode_id)
+        raise
+    finally:
+        # Ending the task that reads does not always end the call.
+        call.cancel()
+    if last.state != pb.EPISODE_STATE_READY:
+        raise GatewayError(last.detail or "the gateway opened no episode")
+    connection.hold(last.episode_id, rpc.seconds(last.ready.lease_ttl))
+    return Episode(connection, last.episode_id, last.ready)

@@ -1,0 +1,262 @@
+"""FleetTaskEnv's shape over a gateway, for programs that were written for it.
+
+    from services.env_gateway.clients.fleet_task_env import make_fleet_task_env
+
+    with make_fleet_task_env(task, gateway="127.0.0.1:7001", token=token) as env:
+        observation = env.reset()
+        observation, reward, done, info = env.step({"tool": "search", "params": {"q": "x"}})
+
+Differences, all on purpose: a reset opens a new instance instead of going on with a used one; close
+always closes; a call that may have been executed is never sent twice; an unknown grade is None also
+where a task has no verifier; and the methods without `async` work inside a running event loop.
+"""
+
+import asyncio
+import json
+import os
+import uuid
+import weakref
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from flotilla.env_gateway.v1 import episode_service_pb2 as pb
+from services.common import rpc
+from services.env_gateway.clients.attempt import (
+    SCREEN_ONLY,
+    Attempt,
+    Observation,
+    Settings,
+    Step,
+)
+from services.env_gateway.clients.connection import Connection, borrow, give_back
+from services.env_gateway.clients.episode import open_episode
+
+GATEWAY_VARIABLE = "FLOTILLA_GATEWAY"
+TOKEN_VARIABLE = "FLOTILLA_TOKEN"
+_RUN_ID = "fleet-task-env"
+
+T = TypeVar("T")
+
+
+class FleetTaskEnv:
+    """One task, tried once by each `reset`.
+
+    `api_key` is accepted and not used: the gateway has its own. `ttl_seconds` bounds an episode in
+    all (900, or 1800 where the task is done on a screen), `request_timeout_s` each tool call, and
+    `reset_timeout_s` the closing of the episode before. `conversation_messages`, set by the caller,
+    is for verifiers that read the conversation.
+    """
+
+    def __init__(
+        self,
+        task_config: Mapping[str, Any],
+        api_key: str | None = None,
+        ttl_seconds: int | None = None,
+        max_steps: int = 50,
+        request_timeout_s: float = 60.0,
+        reset_timeout_s: float = 10.0,
+        partial_reward: bool = False,
+        *,
+        gateway: str | None = None,
+        token: str | None = None,
+    ) -> None:
+        self.task = dict(task_config)
+        self.api_key = api_key
+        self.ttl_seconds = ttl_seconds or _usual_ttl_s(self.modality)
+        self.max_steps = max_steps
+        self.request_timeout_s = request_timeout_s
+        self.reset_timeout_s = reset_timeout_s
+        self.partial_reward = partial_reward
+        self.conversation_messages: list[dict[str, Any]] | None = None
+        self._address = _setting(gateway, GATEWAY_VARIABLE, "gateway")
+        self._token = _setting(token, TOKEN_VARIABLE, "token")
+        self._group_id = f"{_RUN_ID}-{uuid.uuid4().hex}"
+        self._tries = 0
+        self._connection: Connection | None = None
+        self._turn = asyncio.Lock()
+        # The last one is remembered after it was closed.
+        self._attempt: Attempt | None = None
+        self._open = False
+
+    @property
+    def task_key(self) -> str:
+        return str(self.task.get("task_key") or self.task.get("key") or "unknown")
+
+    @property
+    def prompt(self) -> str:
+        return str(self.task.get("prompt") or "")
+
+    @property
+    def modality(self) -> str:
+        return str(self.task.get("task_modality") or "tool_use")
+
+    @property
+    def final_reward(self) -> float | None:
+        """The grade of the last episode; None before there is one, and when it is not known."""
+        return self._attempt.reward if self._attempt else None
+
+    @property
+    def verifier_stdout(self) -> str | None:
+        """What the verifier of the last episode printed."""
+        return self._attempt.verifier_stdout if self._attempt else None
+
+    @property
+    def verifier_error(self) -> str | None:
+        """Why the grade of the last episode is 0, or not known."""
+        return self._attempt.verifier_error if self._attempt else None
+
+    @property
+    def tool_errors_list(self) -> list[str]:
+        return list(self._attempt.tool_errors) if self._attempt else []
+
+    def reset(self, seed: int | None = None) -> Observation:
+        """Raises GatewayError when there is no environment to be had. `seed` is not used: tasks
+        name their data."""
+        return self._start(self._reset).result()
+
+    async def reset_async(self, seed: int | None = None) -> Observation:
+        return await asyncio.wrap_future(self._start(self._reset))
+
+    def step(self, action: Mapping[str, Any]) -> Step:
+        """`action` is {"tool", "params", "done"}, each optional. The reward is 0.0 before the end,
+        and None at the end when the grade is not known."""
+        return self._start(lambda: self._step(action)).result()
+
+    async def step_async(self, action: Mapping[str, Any]) -> Step:
+        # A call that is under way is seen through: whether it was executed must not be left open.
+        work = self._start(lambda: self._step(action))
+        return await asyncio.shield(asyncio.wrap_future(work))
+
+    def close(self) -> None:
+        """Grade an episode that did not come to its end, into `final_reward`, and close it."""
+        if self._connection is not None:
+            try:
+                self._start(self._close).result()
+            finally:
+                self._disconnect()
+
+    async def close_async(self) -> None:
+        if self._connection is not None:
+            closing = asyncio.wrap_future(self._start(self._close))
+            closing.add_done_callback(lambda _: self._disconnect())
+            await asyncio.shield(closing)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @classmethod
+    def from_json_file(cls, path: str | Path, task_key: str, **keywords: Any) -> Self:
+        """The task of that key in a file {"tasks": [...]}. Raises ValueError."""
+        for task in _tasks(path):
+            if task_key in (task.get("task_key"), task.get("key")):
+                return cls(task, **keywords)
+        raise ValueError(f"task {task_key!r} is not in {path}")
+
+    @classmethod
+    def from_json_file_all(cls, path: str | Path, **keywords: Any) -> list[Self]:
+        return [cls(task, **keywords) for task in _tasks(path)]
+
+    def _start(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
+        """Run `work` in the thread of the connection, made now if there is none."""
+        if self._connection is None:
+            self._connection = borrow(self._address, self._token)
+            self._turn = asyncio.Lock()
+        return self._connection.submit(work())
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            give_back(connection)
+
+    async def _reset(self) -> Observation:
+        connection = self._connection
+        assert connection is not None, "made by _start"
+        async with self._turn:
+            await self._leave(self.reset_timeout_s)
+            request = self._request(connection.worker_id)
+            episode = await open_episode(connection, request, self.ttl_seconds)
+            self._attempt = Attempt(episode, self._settings())
+            self._open = True
+            # Should this object be dropped without a close, its episode is closed nevertheless.
+            self._dropped = weakref.finalize(self, connection.abandon, episode.episode_id)
+            return await self._attempt.first_observation()
+
+    async def _step(self, action: Mapping[str, Any]) -> Step:
+        async with self._turn:
+            if self._attempt is None:
+                raise RuntimeError("Environment not initialized. Call reset() first.")
+            return await self._attempt.step(action, self.conversation_messages)
+
+    async def _close(self) -> None:
+        async with self._turn:
+            try:
+                if self._open and self._attempt is not None and not self._attempt.graded:
+                    await self._attempt.grade(self.conversation_messages)
+            finally:
+                await self._leave(None)
+
+    async def _leave(self, timeout_s: float | None) -> None:
+        """Close the episode that is open. One whose close is not answered in time is replaced by
+        the next, or ends with its lease."""
+        if self._attempt is None or not self._open:
+            return
+        self._open = False
+        self._attempt.done = True
+        self._dropped.detach()
+        closing = asyncio.ensure_future(self._attempt.episode.close())
+        await asyncio.wait({closing}, timeout=timeout_s)
+
+    def _settings(self) -> Settings:
+        return Settings(
+            prompt=self.prompt,
+            task_key=self.task_key,
+            modality=self.modality,
+            max_steps=self.max_steps,
+            call_timeout_s=self.request_timeout_s,
+            grade_timeout_s=self.ttl_seconds,
+            partial_reward=self.partial_reward,
+        )
+
+    def _request(self, worker_id: str) -> pb.OpenEpisodeRequest:
+        self._tries += 1
+        # `try` is a word of Python's, so the field cannot be named as an argument.
+        fields: dict[str, Any] = {
+            "request_id": uuid.uuid4().hex,
+            "run_id": _RUN_ID,
+            "group_id": self._group_id,
+            "try": self._tries,
+            "opening": 1,
+            "task_json": json.dumps(self.task),
+            "worker_id": worker_id,
+            "budget": rpc.duration(self.ttl_seconds),
+        }
+        return pb.OpenEpisodeRequest(**fields)
+
+
+def make_fleet_task_env(task_config: Mapping[str, Any], **keywords: Any) -> FleetTaskEnv:
+    return FleetTaskEnv(task_config, **keywords)
+
+
+def _usual_ttl_s(modality: str) -> int:
+    return 1800 if modality in SCREEN_ONLY else 900
+
+
+def _tasks(path: str | Path) -> list[dict[str, Any]]:
+    """The tasks of a file {"tasks": [...]}. Raises ValueError."""
+    content = json.loads(Path(path).read_text())
+    try:
+        return list(content["tasks"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f'{path} must hold {{"tasks": [...]}}') from error
+
+
+def _setting(given: str | None, variable: str, argument: str) -> str:
+    value = given or os.environ.get(variable)
+    if not value:
+        raise ValueError(f"set {variable} in the environment, or pass {argument}=")
+    return value

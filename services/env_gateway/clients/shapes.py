@@ -1,0 +1,99 @@
+"""Tools and tool results in the shapes that FleetTaskEnv gives them. Pure."""
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from services.env_gateway.ports import Media, Part, Text
+
+_DROPPED = frozenset({"title", "default", "anyOf"})
+_SCREENSHOT = "base64_image"
+_NO_SCREENSHOT = "Screenshot capture failed (null image)"
+
+
+def openai_tool(name: str, description: str, input_schema_json: str) -> dict[str, Any]:
+    """An MCP tool as OpenAI's `tools` parameter has it. Definitions outside of the properties, and
+    references to them, are left out."""
+    schema = json.loads(input_schema_json)
+    properties = schema.get("properties") or {}
+    return {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": description,
+            "parameters": {
+                "type": "object",
+                "properties": {key: normalize_schema(value) for key, value in properties.items()},
+                "required": schema.get("required") or [],
+            },
+        },
+    }
+
+
+def normalize_schema(schema: Any) -> Any:
+    """A JSON schema without titles, defaults and tuples; of alternatives, the first but null."""
+    if not isinstance(schema, dict):
+        return schema
+    fields = cast("dict[str, Any]", schema)
+    alternatives = [s for s in fields.get("anyOf") or () if s.get("type") != "null"]
+    if alternatives:
+        fields = {**fields, **alternatives[0]}
+    result: dict[str, Any] = {}
+    for key, value in fields.items():
+        if key == "prefixItems":
+            result["items"] = normalize_schema(value[0]) if value else {"type": "string"}
+        elif key == "properties" and isinstance(value, dict):
+            properties = cast("dict[str, Any]", value)
+            result[key] = {name: normalize_schema(inner) for name, inner in properties.items()}
+        elif key not in _DROPPED:
+            result[key] = normalize_schema(value) if key == "items" else value
+    return result
+
+
+def tool_result(parts: Sequence[Part], *, is_error: bool) -> Any:
+    """What a tool returned: decoded JSON or text where it is one text, a list of texts, a list of
+    OpenAI content parts as soon as there is an image, or {"error": text}."""
+    texts = [part.text for part in parts if isinstance(part, Text)]
+    if is_error:
+        return {"error": texts[0] if texts else "Tool execution failed"}
+    images = [_image(part) for part in parts if isinstance(part, Media)]
+    if images:
+        return [*({"type": "text", "text": text} for text in texts), *images]
+    return _decoded(texts[0]) if len(texts) == 1 else texts
+
+
+def tool_error(result: Any) -> str | None:
+    """The message of a result that reports an error, in any of the ways that tools do it."""
+    if not isinstance(result, dict):
+        return None
+    fields = cast("Mapping[str, Any]", result)
+    if fields.get("error"):
+        return str(fields["error"])
+    for key, sign, default in (
+        ("status", fields.get("status") == "failed", "status=failed"),
+        ("isError", bool(fields.get("isError")), "isError=true"),
+    ):
+        if key in fields and sign:
+            return str(fields.get("message") or default)
+    return None
+
+
+def _decoded(text: str) -> Any:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    if not isinstance(value, dict) or _SCREENSHOT not in value:
+        return cast("Any", value)
+    url = cast("Mapping[str, Any]", value)[_SCREENSHOT]
+    return [_image_url(str(url))] if url else _NO_SCREENSHOT
+
+
+def _image(media: Media) -> dict[str, Any]:
+    mime = media.mime or "image/png"
+    return _image_url(f"data:{mime};base64,{base64.b64encode(media.data).decode()}")
+
+
+def _image_url(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
