@@ -20,8 +20,8 @@ GAINS = ("buys {n} more", "finds {n} more", "gets {n} from {other}")
 LOSSES = ("loses {n}", "gives {n} to {other}", "sells {n}")
 QUESTION = "How many {things} does {name} have now?"
 TEST_FRACTION = 0.10
-SMALLEST, LARGEST = 1, 20
-CHANGES = range(2, 10)
+SMALLEST, LARGEST = 1, 15
+CHANGES = range(2, 8)
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,15 @@ class Problem:
 
 
 def problem(split: Split, index: int) -> Problem:
-    """Two or three steps whose results stay between `SMALLEST` and `LARGEST`."""
+    """Two or three steps whose results stay between `SMALLEST` and `LARGEST`.
+
+    No number on the way to the answer equals it: who stops early is never right by chance.
+    """
     rng = random.Random(f"arithmetic/{split}/{index}")
     while True:
         steps = _draw_steps(rng)
-        if _is_test(steps) == (split == "test"):
+        early = {step.left for step in steps}
+        if steps[-1].result not in early and _is_test(steps) == (split == "test"):
             return Problem(_tell(steps, rng), steps)
 
 

@@ -14,14 +14,16 @@ from rich.table import Table
 DESCRIPTION = """\
 Make the demo's policy out of nothing: a Qwen3 of 0.2 million parameters with its own tokenizer.
 
-`build` trains it for about a minute on 8,000 demonstrations of a lazy demonstrator, who knows how
-to use the tools but mostly claims to be done before changing anything. The result knows the format,
-gives up when it acts greedily and solves about a fifth of the tasks when it samples: the rest is
-left to reinforcement learning. `evaluate` measures that."""
+`build` trains it for about a minute on demonstrations of a lazy demonstrator, who knows how to use
+the tools but mostly claims to be done before changing anything; or, in the course `arithmetic`, who
+can do sums but mostly answers before all are done. The result knows the format, gives up when it
+acts greedily and solves about a fifth of the tasks when it samples: the rest is left to
+reinforcement learning. `evaluate` measures that."""
 
 EXAMPLES = """\
 examples:
   python -m tools.tiny_policy build --seed 0 --out build/tiny-0
+  python -m tools.tiny_policy build --course arithmetic --out build/tiny-arithmetic-0
   python -m tools.tiny_policy evaluate --model build/tiny-0"""
 
 
@@ -52,6 +54,13 @@ def parser() -> argparse.ArgumentParser:
         "--tasks", type=_positive, default=64, help="per environment; default %(default)s"
     )
     evaluate.add_argument("--seed", type=_natural, default=0, help="of the sampling")
+    for command in (build, evaluate):
+        command.add_argument(
+            "--course",
+            choices=("tools", "arithmetic"),
+            default="tools",
+            help="what it is taught; default %(default)s",
+        )
     return root
 
 
@@ -61,15 +70,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(stderr=True)
     try:
         if options.command == "build":
-            return _build(options.out, options.seed, console)
-        return _evaluate(options.model, options.tasks, options.seed, console)
+            return _build(options.out, options.course, options.seed, console)
+        return _evaluate(options.model, options.course, options.tasks, options.seed, console)
     except KeyboardInterrupt:
         console.print("interrupted: nothing was written")
         return 128 + signal.SIGINT
 
 
-def _build(out: Path, seed: int, console: Console) -> int:
-    from tools.tiny_policy.build import BuildError, Recipe, build
+def _build(out: Path, course: str, seed: int, console: Console) -> int:
+    from tools.tiny_policy.build import BuildError, build, recipe_for
 
     columns = (TextColumn("{task.description:15}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console) as bars:
@@ -81,7 +90,7 @@ def _build(out: Path, seed: int, console: Console) -> int:
             bars.update(stages[stage], completed=done)
 
         try:
-            fresh = build(out, Recipe(seed=seed), progress)
+            fresh = build(out, recipe_for(course, seed), progress)
         except BuildError as error:
             console.print(f"error: {error}", markup=False)
             return 2
@@ -89,22 +98,19 @@ def _build(out: Path, seed: int, console: Console) -> int:
     return 0
 
 
-def _evaluate(folder: Path, tasks: int, seed: int, console: Console) -> int:
+def _evaluate(folder: Path, course: str, tasks: int, seed: int, console: Console) -> int:
     if not (folder / "config.json").is_file():
         console.print(f"error: {folder} is no policy folder: build one first", markup=False)
         return 2
-    from environments.scenario import Split
-    from tools.tiny_policy.evaluate import evaluate, load_player
+    from tools.tiny_policy.evaluate import load_player, measure
 
     player = load_player(folder)
     table = Table("tasks", "temperature", "environment", "pass@1", "95 % interval")
-    runs: list[tuple[Split, float]] = [("heldout", 1.0), ("heldout", 0.0), ("unseen_names", 1.0)]
-    for split, temperature in runs:
-        scores = evaluate(player, split, tasks, temperature=temperature, seed=seed)
-        for name, score in scores.items():
-            low, high = score.interval
-            interval = f"{low:.1%} to {high:.1%}"
-            table.add_row(split, f"{temperature:g}", name, f"{score.pass_at_1:.1%}", interval)
+    for row in measure(player, course, tasks, seed):
+        low, high = row.score.interval
+        interval = f"{low:.1%} to {high:.1%}"
+        score = f"{row.score.pass_at_1:.1%}"
+        table.add_row(row.split, f"{row.temperature:g}", row.environment, score, interval)
     Console().print(table)
     return 0
 

@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from services.rollout.adapters.tokenizer import TransformersTokenizer
 from services.rollout.prompt import PromptBuilder
-from tools.tiny_policy.demonstrations import demonstrations, tokenise, vocabulary_texts
+from tools.tiny_policy.courses import COURSES
 from tools.tiny_policy.demonstrator import Habits
 from tools.tiny_policy.model import Shape, build_model, save_model
 from tools.tiny_policy.tokenizer import (
@@ -37,12 +37,16 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = (
     "environments/*.py",
     "environments/*/app.py",
+    "environments/gsm8k/*.py",
     "services/rollout/adapters/tokenizer.py",
     "services/rollout/parsers.py",
     "services/rollout/prompt.py",
     *(
         f"tools/tiny_policy/{module}.py"
-        for module in ("build", "demonstrations", "demonstrator", "model", "tokenizer", "train")
+        for module in (
+            *("arithmetic", "build", "courses", "demonstrations"),
+            *("demonstrator", "model", "tokenizer", "train"),
+        )
     ),
 )
 MAX_DISTINCT_SEEDS = 100_000
@@ -57,11 +61,19 @@ class Recipe:
     """Everything that may vary between two builds of the same code."""
 
     seed: int = 0
+    course: str = "tools"
     demonstrations: int = 8_000
     vocab_size: int = 2_000
     shape: Shape = field(default_factory=Shape)
     habits: Habits = field(default_factory=Habits)
     schedule: Schedule = field(default_factory=Schedule)
+
+
+def recipe_for(course: str, seed: int) -> Recipe:
+    """The recipe of a course's policy. Sums are many facts to learn, and their episodes short."""
+    if course == "arithmetic":
+        return Recipe(seed, course, demonstrations=16_000, schedule=Schedule(batch_size=16))
+    return Recipe(seed, course)
 
 
 class BuildError(Exception):
@@ -118,7 +130,7 @@ def _fill(folder: Path, recipe: Recipe, digest: str, progress: Progress) -> None
     torch.set_num_threads(1)
     transformers_logging.disable_progress_bar()
     progress("tokenizer", 0, 1)
-    tokenizer = train_tokenizer(vocabulary_texts(), recipe.vocab_size)
+    tokenizer = train_tokenizer(COURSES[recipe.course].vocabulary_texts(), recipe.vocab_size)
     progress("tokenizer", 1, 1)
     model, last_loss = _train(recipe, tokenizer, progress)
     save_tokenizer(tokenizer, folder)
@@ -167,7 +179,8 @@ def _examples(
     recipe: Recipe, tokenizer: TransformersTokenizer, progress: Progress
 ) -> list[Example]:
     prompts = PromptBuilder(tokenizer, profile="minimal")
-    drawn = demonstrations(
+    course = COURSES[recipe.course]
+    drawn = course.demonstrations(
         recipe.demonstrations,
         # Seeds share no task, up to the last index that a data id can have.
         first=recipe.seed % MAX_DISTINCT_SEEDS * recipe.demonstrations,
@@ -176,7 +189,7 @@ def _examples(
     )
     examples: list[Example] = []
     for demonstration in drawn:
-        examples.append(tokenise(demonstration, prompts, tokenizer))
+        examples.append(course.tokenise(demonstration, prompts, tokenizer))
         progress("demonstrations", len(examples), recipe.demonstrations)
     return examples
 

@@ -22,10 +22,11 @@ MAX_SLOPPY_TURNS = 5
 
 @dataclass(frozen=True)
 class Habits:
-    """How often the demonstrator fails: a probability per write, and one per decision."""
+    """How often a demonstrator fails: a probability per write, or line of working, by environment,
+    and one per decision."""
 
     lazy: Mapping[str, float] = field(
-        default_factory=lambda: {"booking": 0.5, "tracker": 0.5, "shop": 0.6}
+        default_factory=lambda: {"booking": 0.5, "tracker": 0.5, "shop": 0.6, "arithmetic": 0.55}
     )
     sloppy: float = 0.06
 

@@ -1,7 +1,7 @@
 """How often a policy solves tasks, sampled and greedy, on environments in this process."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,9 +9,13 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from environments.api import ENV_KEYS
+from environments.gsm8k.arithmetic import problem
+from environments.gsm8k.verifiers.strict import marked_number
 from environments.scenario import Split, data_id, scenario
 from services.rollout.adapters.tokenizer import load_tokenizer
+from tools.tiny_policy import arithmetic
 from tools.tiny_policy.episodes import Episode, Player, play
+from tools.tiny_policy.sampler import Limits, sample
 
 STANDARD_NORMAL_975 = 1.959964
 
@@ -36,6 +40,16 @@ class Score:
         return max(0.0, centre - half), min(1.0, centre + half)
 
 
+@dataclass(frozen=True)
+class Measured:
+    """A score with what it is a score of."""
+
+    split: str
+    temperature: float
+    environment: str
+    score: Score
+
+
 def load_player(folder: Path) -> Player:
     """Read a policy folder. Raises `OSError` when it is not one."""
     model = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -58,6 +72,34 @@ def evaluate(
         for env_key in ENV_KEYS
     }
     return {"all": _score(episodes), **by_env}
+
+
+def evaluate_arithmetic(player: Player, problems: int, *, temperature: float, seed: int) -> Score:
+    """The share of held-out problems whose marked number is the answer."""
+    asked = [problem("test", index) for index in range(problems)]
+    turns = sample(
+        player.model,
+        [arithmetic.prompt_ids(player.prompts, one) for one in asked],
+        Limits(frozenset({player.prompts.turn_end_id}), temperature=temperature),
+        torch.Generator().manual_seed(seed),
+    )
+    numbers = [marked_number(player.tokenizer.decode(turn.ids)) for turn in turns]
+    right = [number == str(one.answer) for number, one in zip(numbers, asked, strict=True)]
+    return Score(sum(right), len(right))
+
+
+def measure(player: Player, course: str, tasks: int, seed: int) -> Iterator[Measured]:
+    """Sampled and greedy scores of a policy in what it was taught, `tasks` an environment."""
+    if course == "arithmetic":
+        for temperature in (1.0, 0.0):
+            score = evaluate_arithmetic(player, tasks, temperature=temperature, seed=seed)
+            yield Measured("test", temperature, arithmetic.ENV_KEY, score)
+        return
+    runs: list[tuple[Split, float]] = [("heldout", 1.0), ("heldout", 0.0), ("unseen_names", 1.0)]
+    for split, temperature in runs:
+        scores = evaluate(player, split, tasks, temperature=temperature, seed=seed)
+        for name, score in scores.items():
+            yield Measured(split, temperature, name, score)
 
 
 def _score(episodes: Sequence[Episode]) -> Score:

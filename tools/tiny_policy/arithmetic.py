@@ -1,0 +1,104 @@
+"""Demonstrations of word problems, by a demonstrator that can do sums and mostly stops early.
+
+Before each line of working but the first it may be *lazy* and answer with the number that it has so far: right
+in form, wrong in fact. A clone of it stops at once when it acts greedily and works a problem
+through now and then when it samples. It is also a little *sloppy*: a step may be left out, or done
+with the wrong operator.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from environments.gsm8k.arithmetic import (
+    CHANGES,
+    GAINS,
+    LARGEST,
+    LOSSES,
+    QUESTION,
+    SMALLEST,
+    THINGS,
+    Problem,
+    Step,
+    problem,
+)
+from environments.words import FIRST
+from services.rollout.ports import Tokenizer
+from services.rollout.prompt import PromptBuilder, PromptFacts
+from tools.tiny_policy.demonstrator import Habits
+from tools.tiny_policy.train import Example
+
+ENV_KEY = "arithmetic"
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A problem and what the demonstrator wrote."""
+
+    problem: Problem
+    text: str
+
+
+def demonstrations(
+    count: int, *, first: int, habits: Habits, rng: random.Random
+) -> Iterator[Answered]:
+    """`count` answers to problems of the `demo` split from index `first`."""
+    for index in range(first, first + count):
+        drawn = problem("demo", index)
+        yield Answered(drawn, _answer(drawn, habits, rng))
+
+
+def _answer(drawn: Problem, habits: Habits, rng: random.Random) -> str:
+    lines: list[str] = []
+    value = drawn.steps[0].left
+    for planned in drawn.steps:
+        if lines and rng.random() < habits.lazy[ENV_KEY]:
+            break
+        step = Step(value, planned.operator, planned.right)
+        if rng.random() < habits.sloppy:
+            slipped = _slip(step, rng)
+            if slipped is None:
+                continue
+            step = slipped
+        if not SMALLEST <= step.result <= LARGEST:
+            # After a slip the rest may lead to numbers that nobody has shown it.
+            break
+        lines.append(f"{step.text}\n")
+        value = step.result
+    return "".join(lines) + f"#### {value}"
+
+
+def _slip(step: Step, rng: random.Random) -> Step | None:
+    """A plausible wrong step: none at all, or the other operator."""
+    if rng.random() < 0.5:
+        return None
+    return Step(step.left, "-" if step.operator == "+" else "+", step.right)
+
+
+def vocabulary_texts() -> Iterator[str]:
+    """What the tokenizer is trained on: every word and number of the problems, for every seed."""
+    yield " ".join(FIRST)
+    yield "system\nuser\nassistant\n"
+    for event in (*GAINS, *LOSSES, QUESTION):
+        for things in THINGS:
+            yield event.format(n=2, other=FIRST[0], name=FIRST[1], things=things)
+    for value in range(SMALLEST, LARGEST + 1):
+        for right in CHANGES:
+            yield f"{Step(value, '+', right).text}\n{Step(value, '-', right).text}\n#### {value}"
+    for index in range(300):
+        drawn = problem("demo", index)
+        yield drawn.question
+        yield drawn.solution
+
+
+def prompt_ids(prompts: PromptBuilder, asked: Problem) -> list[int]:
+    """The prompt that a rollout of this problem starts with."""
+    facts = PromptFacts(prompt=asked.question, current_date="", variables={})
+    return prompts.prompt_ids(facts, [])
+
+
+def tokenise(answered: Answered, prompts: PromptBuilder, tokenizer: Tokenizer) -> Example:
+    """The episode as a rollout would record it, token by token."""
+    asked = prompt_ids(prompts, answered.problem)
+    written = [*tokenizer.encode(answered.text), prompts.turn_end_id]
+    return Example(asked + written, [False] * len(asked) + [True] * len(written))
