@@ -21,9 +21,11 @@ def _embedded(config: BackendsConfig, max_calls: int) -> Backend:
 
 
 def _mcp(config: BackendsConfig, max_calls: int) -> Backend:
-    from services.env_gateway.adapters import mcp
+    from services.env_gateway.adapters import mcp, mcp_stdio
 
     assert config.mcp is not None, "checked by EnvGatewayConfig"
+    if config.mcp.transport == "stdio":
+        return mcp_stdio.McpStdioBackend(config.mcp)
     return mcp.build(config.mcp, max_calls=max_calls)
 
 

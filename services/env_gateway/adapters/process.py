@@ -61,9 +61,7 @@ class SupervisedProcess:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._command = command
-        # The run's own token is not for a server of anybody's.
-        inherited = {k: v for k, v in os.environ.items() if k != TOKEN_VARIABLE}
-        self._environment = {**inherited, **(environment or {})}
+        self._environment = {**inherited_environment(), **(environment or {})}
         self._start_timeout_s = start_timeout_s
         self._url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._process: asyncio.subprocess.Process | None = None
@@ -105,18 +103,7 @@ class SupervisedProcess:
             await asyncio.sleep(backoff.next())
 
     async def _run_once(self) -> None:
-        child = Path(__file__).with_name("child.py")
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            str(child),
-            str(os.getpid()),
-            *self._command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,
-            limit=_LINE_BYTES,
-            env=self._environment,
-        )
+        process = await spawn(self._command, self._environment)
         self._process = process
         try:
             async with asyncio.timeout(self._start_timeout_s):
@@ -127,7 +114,33 @@ class SupervisedProcess:
         except (TimeoutError, ValueError) as error:
             _LOG.error("environment_server_not_serving", error=str(error) or "timeout")
         finally:
-            await asyncio.shield(_end(process))
+            await asyncio.shield(end(process))
+
+
+async def spawn(
+    command: Sequence[str], environment: Mapping[str, str], *, limit: int = _LINE_BYTES
+) -> asyncio.subprocess.Process:
+    """Start a command that speaks by lines of at most `limit` bytes and cannot outlive us.
+
+    Raises OSError.
+    """
+    child = Path(__file__).with_name("child.py")
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(child),
+        str(os.getpid()),
+        *command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,
+        limit=limit,
+        env=environment,
+    )
+
+
+def inherited_environment() -> dict[str, str]:
+    """Ours, but for the run's own token, which is not for a server of anybody's."""
+    return {k: v for k, v in os.environ.items() if k != TOKEN_VARIABLE}
 
 
 async def _announced(process: asyncio.subprocess.Process) -> str:
@@ -148,7 +161,7 @@ async def _drain(process: asyncio.subprocess.Process) -> None:
         continue
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def end(process: asyncio.subprocess.Process) -> None:
     """Ask the whole process group to end, then make it."""
     assert process.stdin is not None
     process.stdin.close()

@@ -1,0 +1,228 @@
+"""MCP servers that speak over their standard input and output: one process per episode."""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from services.env_gateway.adapters.mcp_wire import (
+    INITIALIZE,
+    INITIALIZED,
+    call_result,
+    result_of,
+    tool_of,
+)
+from services.env_gateway.adapters.process import end, inherited_environment, spawn
+from services.env_gateway.backend_config import McpConfig
+from services.env_gateway.ports import (
+    BackendError,
+    CallResult,
+    Execution,
+    Orphan,
+    Part,
+    Provision,
+    QueryError,
+    Rows,
+    SqlValue,
+    Submission,
+    Tool,
+)
+from services.env_gateway.tasks import Task
+
+_MAX_BYTES = 64 * 2**20
+
+
+class StdioServer:
+    """One server process and what it was asked. Answers are told apart by their ids."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        self.process = process
+        self._stdin = process.stdin
+        self._stdout = process.stdout
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._next_id = 0
+        self._ended = ""
+        self._reading = asyncio.create_task(self._read())
+
+    async def request(self, method: str, params: Mapping[str, Any], timeout_s: float) -> Any:
+        """Raises BackendError; the server is told when nobody waits for an answer any more."""
+        self._check()
+        self._next_id += 1
+        number = self._next_id
+        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+        message = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._write(message)
+                return result_of(await answer, method)
+        except TimeoutError:
+            await self._give_up(number)
+            message = f"no answer to {method} within {timeout_s:.1f} s"
+            raise BackendError("timeout", message, delivered=None) from None
+        finally:
+            self._waiting.pop(number, None)
+
+    async def notify(self, message: Mapping[str, Any]) -> None:
+        self._check()
+        await self._write(message)
+
+    async def close(self) -> None:
+        self._reading.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._reading
+        await end(self.process)
+
+    def _check(self) -> None:
+        if self._ended:
+            raise _lost(self._ended, delivered=False)
+
+    async def _write(self, message: Mapping[str, Any]) -> None:
+        try:
+            self._stdin.write(json.dumps(message).encode() + b"\n")
+            await self._stdin.drain()
+        except ConnectionError as error:
+            raise _lost(str(error), delivered=None) from error
+
+    async def _give_up(self, number: int) -> None:
+        params = {"requestId": number, "reason": "timeout"}
+        # A server that does not even read is not waited for.
+        with suppress(BackendError, TimeoutError):
+            async with asyncio.timeout(0.1):
+                await self._write(
+                    {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
+                )
+
+    async def _read(self) -> None:
+        why = "the server closed its output"
+        try:
+            while line := await self._stdout.readline():
+                self._answered(line)
+        except ValueError:
+            why = f"the server wrote a line of more than {_MAX_BYTES} bytes"
+        finally:
+            self._ended = why
+            for answer in self._waiting.values():
+                if not answer.done():
+                    answer.set_exception(_lost(why, delivered=None))
+
+    def _answered(self, line: bytes) -> None:
+        """Hand a response to whoever waits; what else the server says is passed over."""
+        try:
+            message = json.loads(line)
+        except ValueError:
+            return
+        if not isinstance(message, dict) or "method" in message:
+            return
+        number = message.get("id")
+        answer = self._waiting.get(number) if isinstance(number, int) else None
+        if answer is not None and not answer.done():
+            answer.set_result(message)
+
+
+class StdioInstance:
+    """A server process of one episode."""
+
+    data_version = ""
+
+    def __init__(self, backend: "McpStdioBackend", request: Provision, server: StdioServer) -> None:
+        self.instance_id = f"stdio-{request.episode_id}"
+        self.env_version = request.task.env_version
+        self._backend = backend
+        self._server = server
+        self._initialized = False
+
+    async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:
+        if not self._initialized:
+            await self._server.request("initialize", INITIALIZE, timeout_s)
+            await self._server.notify(INITIALIZED)
+            self._initialized = True
+        return [self._backend.classed(tool_of(item)) for item in await self._items(timeout_s)]
+
+    async def observe(self, *, timeout_s: float) -> Sequence[Part]:
+        return ()
+
+    async def call(
+        self, name: str, arguments: Mapping[str, Any], *, timeout_s: float
+    ) -> CallResult:
+        params = {"name": name, "arguments": arguments}
+        return call_result(await self._server.request("tools/call", params, timeout_s))
+
+    async def grade(self, submission: Submission, *, timeout_s: float) -> Execution | None:
+        return None
+
+    async def query(self, db: str, sql: str, args: Sequence[SqlValue], *, timeout_s: float) -> Rows:
+        raise QueryError("a plain MCP server shows no database")
+
+    async def snapshot(self, db: str, *, timeout_s: float) -> bytes | None:
+        return None
+
+    async def close(self, *, timeout_s: float) -> None:
+        self._backend.forget(self.instance_id)
+        await self._server.close()
+
+    async def _items(self, timeout_s: float) -> list[Mapping[str, Any]]:
+        items: list[Mapping[str, Any]] = []
+        params: dict[str, Any] = {}
+        while True:
+            result = await self._server.request("tools/list", params, timeout_s)
+            items += result.get("tools", [])
+            if not (cursor := result.get("nextCursor")):
+                return items
+            params = {"cursor": cursor}
+
+
+class McpStdioBackend:
+    """Starts `command` once per episode; the processes end with the gateway, however it ends."""
+
+    def __init__(self, config: McpConfig) -> None:
+        assert config.command is not None, "checked by McpConfig"
+        self._config = config
+        self._command = config.command
+        self._running: dict[str, StdioInstance] = {}
+
+    def serves(self, env_key: str) -> bool:
+        return True
+
+    async def provision(self, request: Provision, *, timeout_s: float) -> StdioInstance:
+        known = self._running.get(f"stdio-{request.episode_id}")
+        if known is not None:
+            return known
+        try:
+            process = await spawn(self._command, _environment(request.task), limit=_MAX_BYTES)
+        except OSError as error:
+            message = f"{self._command[0]}: {error}"
+            raise BackendError("not_started", message, delivered=False) from error
+        instance = StdioInstance(self, request, StdioServer(process))
+        self._running[instance.instance_id] = instance
+        return instance
+
+    async def reclaim(self, orphan: Orphan, *, timeout_s: float) -> None:
+        """A process of a gateway that has ended has ended too."""
+
+    async def close(self) -> None:
+        instances = list(self._running.values())
+        await asyncio.gather(*(instance.close(timeout_s=1.0) for instance in instances))
+
+    def forget(self, instance_id: str) -> None:
+        self._running.pop(instance_id, None)
+
+    def classed(self, tool: Tool) -> Tool:
+        return replace(tool, read_only=tool.read_only or tool.name in self._config.read_only_tools)
+
+
+def _environment(task: Task) -> dict[str, str]:
+    """What a server can know of its episode, besides our own environment."""
+    return {
+        **inherited_environment(),
+        "FLOTILLA_TASK_KEY": task.key,
+        "FLOTILLA_DATA_KEY": task.data_key,
+        "FLOTILLA_DATA_VERSION": task.data_version,
+        "FLOTILLA_ENV_VARIABLES": json.dumps(dict(task.raw_variables)),
+    }
+
+
+def _lost(why: str, *, delivered: bool | None) -> BackendError:
+    return BackendError("lost", f"the MCP server is gone: {why}", delivered=delivered, lost=True)
