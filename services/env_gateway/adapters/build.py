@@ -29,7 +29,22 @@ def _mcp(config: BackendsConfig, max_calls: int) -> Backend:
     return mcp.build(config.mcp, max_calls=max_calls)
 
 
+def _openenv(config: BackendsConfig, max_calls: int) -> Backend:
+    from services.env_gateway.adapters import openenv
+
+    assert config.openenv is not None, "checked by EnvGatewayConfig"
+    return openenv.build(config.openenv, max_calls=max_calls)
+
+
+def _fleet(config: BackendsConfig, max_calls: int) -> Backend:
+    from services.env_gateway.adapters import fleet
+
+    assert config.fleet is not None, "checked by EnvGatewayConfig"
+    return fleet.build(config.fleet, max_calls=max_calls)
+
+
 _BUILDERS: Mapping[BackendName, Callable[[BackendsConfig, int], Backend]] = {
     "embedded": _embedded,
     "mcp": _mcp,
+    "openenv": _openenv,
 }

@@ -1,0 +1,288 @@
+"""Fleet's instances as environments: created, kept alive, called, graded and deleted."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+
+from services.env_gateway.adapters import fleet_wire
+from services.env_gateway.adapters.fleet_api import FleetApi
+from services.env_gateway.adapters.fleet_browser import Browsers, Lease, joined_id, split_id
+from services.env_gateway.adapters.fleet_errors import FleetError, classified
+from services.env_gateway.adapters.fleet_heartbeats import Heartbeats
+from services.env_gateway.adapters.fleet_tools import FleetTools, Memory
+from services.env_gateway.adapters.fleet_verifier import FleetVerifier
+from services.env_gateway.adapters.http_client import HttpError, http_session
+from services.env_gateway.adapters.mcp_client import McpSession
+from services.env_gateway.adapters.process import Address
+from services.env_gateway.adapters.server import connect
+from services.env_gateway.backend_config import FleetConfig
+from services.env_gateway.computer import decoded
+from services.env_gateway.offer import COMPUTER
+from services.env_gateway.ports import (
+    BackendError,
+    CallResult,
+    Execution,
+    Media,
+    Orphan,
+    Part,
+    Provision,
+    QueryError,
+    Rows,
+    SqlValue,
+    Submission,
+    Tool,
+)
+
+# The container whose MCP server has the screen.
+_SCREEN_IMAGE = "mcp"
+_WITH_SCREEN = ("computer_use", "joint")
+_SHOWN_FIRST = ("computer_use", "browser_use")
+# What a proxy answers for an instance that has ended, or that only warms up.
+_MAYBE_ENDED = (404, 502, 503, 504)
+# What every instance has: a 404 for one of them is a fault, and not the statement's.
+_DATABASES = ("seed", "current")
+_CHECK_S = 5.0
+_HEARTBEAT_S = 10.0
+_BEATS_PER_INTERVAL = 3
+
+
+def build(config: FleetConfig, *, max_calls: int) -> "FleetBackend":
+    """Raises ConfigError when the API key is not in the environment."""
+    address, headers = connect(config, where="env_gateway.backends.fleet")
+    # Creations take minutes, and each holds a connection: besides calls, they must not keep the
+    # heartbeats waiting for one. How many there are, the gateway's limits say.
+    return FleetBackend(config, address, http_session(max_connections=0, headers={}), headers)
+
+
+class FleetInstance:
+    """`instance_id` names the browser besides the instance, where there is one."""
+
+    def __init__(
+        self,
+        backend: "FleetBackend",
+        body: Mapping[str, Any],
+        request: Provision,
+        lease: Lease | None,
+        generation: int,
+    ) -> None:
+        self._state = fleet_wire.state_of(body, request.task)
+        self.env_version = self._state.env[1]
+        self.data_version = self._state.data_version
+        self._id: str = body["instance_id"]
+        self.instance_id = joined_id(self._id, lease)
+        self._backend = backend
+        self._generation = generation
+        self._modality = request.task.modality
+        self._region: str | None = body.get("heartbeat_region")
+        root: str = body["urls"]["root"]
+        self._runner = f"{root}api/v1/env"
+        self._page = page_url(body)
+        self._page_shown = lease is None
+        self._tools = backend.tools(
+            _endpoints(root, self._modality, lease), self._state.env, request
+        )
+        self._ended: str | None = None
+
+    async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:
+        async with self._asking(timeout_s):
+            tools = await self._tools.list(timeout_s)
+            if not self._page_shown:
+                await self._show_page(timeout_s)
+        return tools
+
+    async def observe(self, *, timeout_s: float) -> Sequence[Part]:
+        if self._modality not in _SHOWN_FIRST:
+            return ()
+        result = await self.call(COMPUTER, {"action": "screenshot"}, timeout_s=timeout_s)
+        parts = [decoded(part) for part in result.parts]
+        pictures = [p for p in parts if isinstance(p, Media) and p.mime.startswith("image/")]
+        if result.is_error or not any(picture.data for picture in pictures):
+            said = "; ".join(p.mime if isinstance(p, Media) else p.text[:200] for p in parts)
+            message = f"the first screenshot is no picture: {said or 'nothing'}"
+            raise BackendError("no_screenshot", message, delivered=False)
+        return parts
+
+    async def call(
+        self, name: str, arguments: Mapping[str, Any], *, timeout_s: float
+    ) -> CallResult:
+        async with self._asking(timeout_s):
+            return await self._tools.call(name, arguments, timeout_s)
+
+    async def grade(self, submission: Submission, *, timeout_s: float) -> Execution | None:
+        verifier = self._backend.verifier
+        if verifier is None or submission.task.verifier is None:
+            return None
+        self._check()
+        until = _now() + timeout_s
+        execution = await verifier.run(self._id, submission, timeout_s)
+        if execution.error is not None and await self._has_ended(until):
+            return Execution(error=self._ended, stdout=execution.stdout, instance_lost=True)
+        return execution
+
+    async def query(self, db: str, sql: str, args: Sequence[SqlValue], *, timeout_s: float) -> Rows:
+        url = fleet_wire.query_url(self._runner, db)
+        body = fleet_wire.query_body(sql, list(args))
+        try:
+            async with self._asking(timeout_s):
+                answer = await self._backend.api.runner("POST", url, timeout_s=timeout_s, body=body)
+        except FleetError as error:
+            if error.status != 404 or db in _DATABASES:
+                raise
+            raise QueryError(f"no database {db!r}: {error}") from error
+        return fleet_wire.rows_of(answer)
+
+    async def snapshot(self, db: str, *, timeout_s: float) -> bytes | None:
+        ask = lambda name, sql: self.query(name, sql, (), timeout_s=timeout_s)  # noqa: E731
+        return await self._backend.snapshots.get(db, self._state, ask)
+
+    async def close(self, *, timeout_s: float) -> None:
+        self._backend.heartbeats.forget(self.instance_id)
+        if self._generation == self._backend.address.generation:
+            await self._backend.delete(self.instance_id, timeout_s)
+
+    async def beat(self) -> None:
+        """Tell Fleet that the instance is wanted. Raises BackendError, `lost` when it has ended."""
+        self._check()
+        try:
+            await self._backend.api.heartbeat(self._id, self._region, timeout_s=_HEARTBEAT_S)
+        except FleetError:
+            if await self._has_ended(_now() + _CHECK_S):
+                self._check()
+            raise
+
+    async def _show_page(self, timeout_s: float) -> None:
+        action = {"action": "navigate", "url": self._page}
+        result = await self._tools.call(COMPUTER, action, timeout_s)
+        if result.is_error:
+            message = f"the browser did not open {self._page}: {result.parts}"
+            raise BackendError("no_page", message[:500], delivered=False)
+        self._page_shown = True
+
+    @asynccontextmanager
+    async def _asking(self, timeout_s: float) -> AsyncGenerator[None]:
+        """Tells an instance that has ended from one that only fails."""
+        self._check()
+        until = _now() + timeout_s
+        try:
+            yield
+        except BackendError as error:
+            if _maybe_ended(error) and await self._has_ended(until):
+                self._check()
+            if isinstance(error, HttpError):
+                raise classified(error) from error
+            if not error.lost:
+                raise
+            # A session says so of a 404, which a proxy gives for a server that is down.
+            raise BackendError("not_found", str(error), delivered=False) from error
+
+    async def _has_ended(self, until: float) -> bool:
+        left_s = min(_CHECK_S, until - _now())
+        if self._ended is None and left_s > 0:
+            self._ended = await self._backend.api.ended(self._id, left_s)
+        return self._ended is not None
+
+    def _check(self) -> None:
+        """Raises BackendError. Not delivered: what a call may have done has gone with the rest."""
+        if self._generation != self._backend.address.generation:
+            self._ended = "the emulator was started anew, without this instance"
+        if self._ended is not None:
+            raise BackendError("lost", self._ended, delivered=False, lost=True)
+
+
+class FleetBackend:
+    """`address` says where the control plane is now; `headers` carry the API key."""
+
+    def __init__(
+        self,
+        config: FleetConfig,
+        address: Address,
+        http: aiohttp.ClientSession,
+        headers: Mapping[str, str],
+    ) -> None:
+        self.address = address
+        self.api = FleetApi(config, address, http, headers)
+        self.verifier = None
+        if config.verify == "remote":
+            self.verifier = FleetVerifier(self.api, config.region)
+        self.snapshots = fleet_wire.Snapshots()
+        self.heartbeats = Heartbeats(period_s=config.heartbeat_interval_s / _BEATS_PER_INTERVAL)
+        self._browsers = Browsers(self.api, config)
+        self._memory: Memory = {}
+        self._read_only = frozenset(config.read_only_tools)
+
+    def serves(self, env_key: str) -> bool:
+        return True
+
+    async def provision(self, request: Provision, *, timeout_s: float) -> FleetInstance:
+        until = _now() + timeout_s
+        await self.address.url(timeout_s)
+        generation = self.address.generation
+        image_type = _SCREEN_IMAGE if request.task.modality in _WITH_SCREEN else None
+        body = await self.api.create(request, image_type=image_type, timeout_s=_left(until))
+        lease = None
+        if request.task.modality == "browser_use":
+            lease = await self._browsers.lease(
+                request.episode_id,
+                page_url(body),
+                ttl_s=request.ttl_s,
+                timeout_s=_left(until),
+            )
+        instance = FleetInstance(self, body, request, lease, generation)
+        self.heartbeats.watch(instance.instance_id, instance.beat)
+        return instance
+
+    async def reclaim(self, orphan: Orphan, *, timeout_s: float) -> None:
+        if orphan.instance_id is not None:
+            await self.delete(orphan.instance_id, timeout_s)
+        else:
+            await self.api.delete_run(orphan.episode_id, timeout_s=timeout_s)
+
+    async def delete(self, joined: str, timeout_s: float) -> None:
+        """Delete an instance and the browser that was leased for it."""
+        until = _now() + timeout_s
+        instance_id, *leases = split_id(joined)
+        await self.api.delete(instance_id, timeout_s=timeout_s)
+        for lease_id in leases:
+            await self._browsers.release(lease_id, timeout_s=_left(until))
+
+    async def close(self) -> None:
+        await self.heartbeats.close()
+        await self.api.http.close()
+        await self.address.close()
+
+    def tools(self, urls: Sequence[str], env: tuple[str, str], request: Provision) -> FleetTools:
+        api = self.api
+        sessions = [McpSession(api.http, url, headers=api.headers) for url in urls]
+        key = (*env, request.task.modality)
+        return FleetTools(sessions, key, self._memory, self._read_only)
+
+
+def page_url(body: Mapping[str, Any]) -> str:
+    """Where an instance shows its web pages."""
+    urls = body["urls"]
+    return (urls.get("app") or [urls["root"]])[0]
+
+
+def _endpoints(root: str, modality: str, lease: Lease | None) -> Sequence[str]:
+    """Where tools may be served, those of the environment before those of its screen."""
+    if lease is not None:
+        return [lease.mcp_url]
+    aggregator = f"{root}api/v1/mcp"
+    return [aggregator] if modality == "computer_use" else [f"{root}mcp", aggregator]
+
+
+def _maybe_ended(error: BackendError) -> bool:
+    if isinstance(error, HttpError | FleetError):
+        return error.status in _MAYBE_ENDED
+    return error.lost or error.kind in ("connect", "connection")
+
+
+def _left(until: float) -> float:
+    return max(0.001, until - _now())
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,69 @@
+"""Browsers that Fleet lends, for tasks whose policy sees an environment's web pages."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+from urllib.parse import quote, urlsplit
+
+from services.env_gateway.adapters.fleet_api import FleetApi
+from services.env_gateway.adapters.fleet_errors import FleetError
+from services.env_gateway.backend_config import FLEET_URL, FleetConfig
+from services.env_gateway.ports import BackendError
+
+_FLEET_BROWSER_URL = "https://api.internal.fleet-platform.fleetai.com"
+_PATH = "/v1/browser"
+# Between an instance's id and its browser's, where the gateway keeps both as one.
+_SEPARATOR = "~"
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    lease_id: str
+    mcp_url: str
+
+
+class Browsers:
+    def __init__(self, api: FleetApi, config: FleetConfig) -> None:
+        self._api = api
+        self._hosts = config.browser_hosts
+        # An emulator lends browsers at its own address.
+        of_fleet = _FLEET_BROWSER_URL if config.url == FLEET_URL else None
+        self._base = config.browser_url.rstrip("/") if config.browser_url else of_fleet
+
+    async def lease(
+        self, episode_id: str, page_url: str, *, ttl_s: float, timeout_s: float
+    ) -> Lease:
+        """A browser that may reach the environment. It ends by itself after `ttl_s`."""
+        hosts = sorted({urlsplit(page_url).hostname or "", *self._hosts} - {""})
+        answer = await self._api.control(
+            "POST",
+            _PATH,
+            timeout_s=timeout_s,
+            body={"ttl_seconds": int(ttl_s) + 1, "allowed_hosts": hosts},
+            request_id=f"{episode_id}-browser",
+            base=self._base,
+        )
+        fields = cast("dict[str, Any]", answer) if isinstance(answer, dict) else {}
+        lease_id, mcp_url = fields.get("lease_id"), fields.get("mcp_url")
+        if not isinstance(lease_id, str) or not isinstance(mcp_url, str):
+            message = f"Fleet described a browser as {str(answer)[:200]}"
+            raise BackendError("protocol", message, delivered=None)
+        return Lease(lease_id, mcp_url)
+
+    async def release(self, lease_id: str, *, timeout_s: float) -> None:
+        path = f"{_PATH}/{quote(lease_id, safe='')}"
+        try:
+            await self._api.control("DELETE", path, timeout_s=timeout_s, base=self._base)
+        except FleetError as error:
+            if error.status != 404:
+                raise
+
+
+def joined_id(instance_id: str, lease: Lease | None) -> str:
+    """What is to be deleted in the end, as one id for the gateway's journal."""
+    return instance_id if lease is None else f"{instance_id}{_SEPARATOR}{lease.lease_id}"
+
+
+def split_id(joined: str) -> Sequence[str]:
+    """The instance's id, then its browser's lease if there is one."""
+    return joined.split(_SEPARATOR, 1)

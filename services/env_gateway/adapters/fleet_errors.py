@@ -1,0 +1,104 @@
+"""What an error of Fleet's control plane means: wait, ask again, or give up and say why. Pure."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+from services.env_gateway.adapters.http_client import HttpError
+from services.env_gateway.ports import BackendError
+
+# Refusals that the same request meets again, unless the body says otherwise.
+_INVALID = {400, 401, 402, 403, 405, 410, 413, 422}
+_PLACEMENT_FAILED = "seed_placement_failed"
+_BUSY = ("too many in-flight", "rate limit")
+_NESTING = 6
+# For a body that is cut off, or no JSON as a whole.
+_RETRYABLE = re.compile(r'\\*"retryable\\*"\s*:\s*(true|false)')
+
+
+class FleetError(BackendError):
+    """An error that the control plane answered with `status`."""
+
+    def __init__(self, kind: str, message: str, *, http: HttpError, invalid: bool) -> None:
+        super().__init__(
+            kind,
+            message,
+            delivered=http.delivered,
+            retry_after_s=http.retry_after_s,
+            invalid=invalid,
+        )
+        self.status = http.status
+        self.body = http.body
+
+
+def classified(error: HttpError) -> FleetError:
+    """The error as the gateway should treat it, with what Fleet says of it as its message."""
+    details = list(_objects(error.body))
+    message = _message(error, details)
+    said = _told_retryable(error.body, details)
+    if error.status == 401:
+        message += "; check the API key that env_gateway.backends.fleet.api_key_env names"
+        return FleetError("auth", message, http=error, invalid=True)
+    if _over_limit(error, details):
+        return FleetError("throttled", message, http=error, invalid=False)
+    if said is not None:
+        return FleetError("retryable" if said else "refused", message, http=error, invalid=not said)
+    kind = "refused" if error.status in _INVALID else error.kind
+    return FleetError(kind, message, http=error, invalid=error.status in _INVALID)
+
+
+def _objects(text: str, depth: int = 0) -> Iterator[Mapping[str, Any]]:
+    """Every JSON object in a body, also those in strings: Fleet wraps errors of its parts so."""
+    start, end = text.find("{"), text.rfind("}")
+    if depth > _NESTING or start < 0 or end < start:
+        return
+    try:
+        value = json.loads(text[start : end + 1])
+    except (ValueError, RecursionError):
+        return
+    yield from _walk(value, depth)
+
+
+def _walk(value: object, depth: int) -> Iterator[Mapping[str, Any]]:
+    if depth > _NESTING:
+        return
+    if isinstance(value, str):
+        yield from _objects(value, depth + 1)
+    elif isinstance(value, dict):
+        fields = cast("dict[str, Any]", value)
+        yield fields
+        for item in fields.values():
+            yield from _walk(item, depth + 1)
+    elif isinstance(value, list):
+        for item in cast("list[object]", value):
+            yield from _walk(item, depth + 1)
+
+
+def _told_retryable(body: str, details: list[Mapping[str, Any]]) -> bool | None:
+    """What the body says of asking again; None when nothing."""
+    for fields in details:
+        if isinstance(said := fields.get("retryable"), bool):
+            return said
+        if _PLACEMENT_FAILED in (fields.get("error"), fields.get("error_type")):
+            return True
+    match = _RETRYABLE.search(body)
+    return None if match is None else match[1] == "true"
+
+
+def _over_limit(error: HttpError, details: list[Mapping[str, Any]]) -> bool:
+    if error.status == 429:
+        return True
+    text = error.body.lower()
+    full = any(fields.get("error_type") == "instance_limit_exceeded" for fields in details)
+    if error.status == 403:
+        return full or "instance limit" in text
+    return any(phrase in text for phrase in _BUSY)
+
+
+def _message(error: HttpError, details: list[Mapping[str, Any]]) -> str:
+    for fields in details:
+        for name in ("message", "detail"):
+            if isinstance(text := fields.get(name), str) and text:
+                return f"HTTP {error.status}: {text[:500]}"
+    return f"HTTP {error.status}: {error.body[:500]}"

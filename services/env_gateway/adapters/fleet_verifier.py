@@ -1,0 +1,173 @@
+"""Runs a task's verifier at Fleet, where the instance lives."""
+
+import asyncio
+import base64
+import hashlib
+import io
+import pickle
+import zipfile
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, cast
+
+from services.env_gateway.adapters.fleet_api import FleetApi
+from services.env_gateway.adapters.fleet_errors import FleetError
+from services.env_gateway.grading import VerifierError, VerifierFunction, find_verifier
+from services.env_gateway.ports import BackendError, Execution, Submission
+
+_DEFAULT_REGION = "us-west-1"
+_KNOWN_KEPT = 4096
+_MAX_TIMEOUT_S = 300
+# Fleet ends the verifier itself, and says so, before the request's own time is over.
+_TIMEOUT_SHARE = 0.9
+# ZIP's first day: equal sources make equal bundles, so that Fleet needs each only once.
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+# The SDK pickles with cloudpickle, at this protocol; plain values are the same bytes either way.
+_PICKLE_PROTOCOL = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    sha256: str
+    content: bytes
+
+
+@lru_cache(maxsize=256)
+def bundle_of(source: str) -> Bundle:
+    """The ZIP file that Fleet runs a verifier from."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in (("requirements.txt", "fleet-python"), ("verifier.py", source)):
+            entry = zipfile.ZipInfo(name, _EPOCH)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.external_attr = 0o600 << 16
+            archive.writestr(entry, text)
+    content = buffer.getvalue()
+    return Bundle(hashlib.sha256(content).hexdigest(), content)
+
+
+def arguments_of(instance_id: str, keywords: Mapping[str, str | None]) -> str:
+    """The call's arguments as Fleet unpickles them: a place for `env`, then which one it is."""
+    arguments = {"args": (None, {"env": instance_id}), "kwargs": dict(keywords)}
+    return base64.b64encode(pickle.dumps(arguments, protocol=_PICKLE_PROTOCOL)).decode()
+
+
+class FleetVerifier:
+    def __init__(self, api: FleetApi, region: str | None) -> None:
+        self._api = api
+        self._region = region or _DEFAULT_REGION
+        self._uploaded: OrderedDict[str, None] = OrderedDict()
+
+    async def run(self, instance_id: str, submission: Submission, timeout_s: float) -> Execution:
+        """Never raises BackendError: what fails here is an execution without a result."""
+        source = submission.task.verifier
+        assert source is not None, "a task without a verifier is not sent to Fleet"
+        try:
+            function = find_verifier(source)
+        except VerifierError as error:
+            return Execution(error=str(error))
+        request = _request(instance_id, submission, function, bundle_of(source), timeout_s)
+        try:
+            answer = await self._execute(request, bundle_of(source), timeout_s)
+        except BackendError as error:
+            timed_out = error.kind == "timeout"
+            retryable = not error.invalid
+            return Execution(error=str(error), timed_out=timed_out, retryable=retryable)
+        return execution_of(answer)
+
+    async def _execute(self, request: dict[str, Any], bundle: Bundle, timeout_s: float) -> Any:
+        until = _now() + timeout_s
+        request["region"] = self._region
+        if await self._known(bundle, timeout_s):
+            try:
+                return await self._post(request, until)
+            except FleetError as error:
+                # Fleet has dropped the bundle since.
+                if error.status != 404:
+                    raise
+                self._uploaded.pop(bundle.sha256, None)
+        request["bundle"] = base64.b64encode(bundle.content).decode()
+        answer = await self._post(request, until)
+        self._remember(bundle)
+        return answer
+
+    async def _post(self, request: Mapping[str, Any], until: float) -> Any:
+        left_s = max(0.001, until - _now())
+        return await self._api.control(
+            "POST", "/v1/verifiers/execute", timeout_s=left_s, body=request
+        )
+
+    async def _known(self, bundle: Bundle, timeout_s: float) -> bool:
+        if bundle.sha256 in self._uploaded:
+            self._uploaded.move_to_end(bundle.sha256)
+            return True
+        path = f"/v1/verifiers/check?sha256={bundle.sha256}"
+        try:
+            answer = await self._api.control("GET", path, timeout_s=timeout_s)
+        except FleetError as error:
+            if error.status != 404:
+                raise
+            return False
+        known = isinstance(answer, dict) and cast("dict[str, Any]", answer).get("success") is True
+        if known:
+            self._remember(bundle)
+        return known
+
+    def _remember(self, bundle: Bundle) -> None:
+        self._uploaded[bundle.sha256] = None
+        if len(self._uploaded) > _KNOWN_KEPT:
+            self._uploaded.popitem(last=False)
+
+
+def execution_of(answer: Any) -> Execution:
+    """What Fleet says of a verifier's run. One that did not succeed may do so another time."""
+    if not isinstance(answer, dict):
+        return Execution(error="Fleet described a verifier's run by no object", retryable=True)
+    fields = cast("dict[str, Any]", answer)
+    stdout = str(fields.get("stdout") or "")
+    if fields.get("success") is True:
+        return Execution(result=_score(fields.get("result")), stdout=stdout)
+    error = fields.get("error")
+    said = cast("dict[str, Any]", error) if isinstance(error, dict) else {"message": error}
+    kind, message = said.get("type"), said.get("message") or "the verifier did not run to its end"
+    return Execution(
+        stdout=stdout,
+        error=f"{kind}: {message}" if kind else str(message),
+        timed_out=kind == "TimeoutError",
+        retryable=True,
+    )
+
+
+def _score(result: Any) -> Any:
+    """A verifier may also return {"score": ...}."""
+    if isinstance(result, dict):
+        return cast("dict[str, Any]", result).get("score")
+    return result
+
+
+def _request(
+    instance_id: str,
+    submission: Submission,
+    function: VerifierFunction,
+    bundle: Bundle,
+    timeout_s: float,
+) -> dict[str, Any]:
+    keywords: dict[str, str | None] = {}
+    if function.takes_final_answer:
+        keywords["final_answer"] = submission.final_answer
+    if function.takes_conversation:
+        keywords["conversation"] = submission.conversation
+    return {
+        "key": submission.task.key,
+        "sha256": bundle.sha256,
+        "args": arguments_of(instance_id, keywords),
+        "args_array": [{"env": instance_id}],
+        "function_name": function.name,
+        "timeout": max(1, min(_MAX_TIMEOUT_S, int(timeout_s * _TIMEOUT_SHARE))),
+    }
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
