@@ -40,7 +40,12 @@ async def serve(runtime: Runtime[EnvGatewayConfig]) -> None:
     config = runtime.config
     verifiers = config.verifiers
     async with AsyncExitStack() as stack:
-        pool = VerifierPool(size=verifiers.workers, memory_bytes=verifiers.memory_bytes)
+        pool = VerifierPool(
+            size=verifiers.workers,
+            memory_bytes=verifiers.memory_bytes,
+            cpu_s=verifiers.timeout_s,
+            unsafe=verifiers.unsafe_local_verifiers,
+        )
         stack.push_async_callback(pool.close)
         await pool.start()
         backends = await stack.enter_async_context(_backends(config))

@@ -53,8 +53,11 @@ class RetryConfig(Model):
 
 
 class VerifiersConfig(Model):
-    """Verifiers are Python from task files. Only those listed by SHA-256 in `digests` run, unless
-    `unsafe_local_verifiers` allows all, without a sandbox."""
+    """Verifiers are Python from task files. Those listed by SHA-256 in `digests` run in plain
+    processes, all others in a sandbox of bubblewrap, one process each. Where there can be none they
+    are refused, unless `unsafe_local_verifiers` lets them run with all rights of the gateway.
+
+    `timeout_s` bounds one run, and `memory_bytes` its address space."""
 
     workers: Annotated[int, Field(ge=1, le=64)] = 2
     timeout_s: Seconds = 30.0

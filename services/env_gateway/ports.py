@@ -203,13 +203,17 @@ SnapshotFn = Callable[[str], Awaitable[bytes | None]]
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """A verifier, the arguments it is given besides `env`, and how it sees the final state."""
+    """A verifier, the arguments it is given besides `env`, and how it sees the final state.
+
+    One that is not `trusted` may try anything to get at more than that.
+    """
 
     source: str
     function: str
     query: QueryFn
     snapshot: SnapshotFn
     arguments: Mapping[str, str | None]
+    trusted: bool = False
 
 
 class Grader(Protocol):

@@ -1,172 +1,163 @@
-"""Verifier workers, forked ahead; each runs one verifier at a time and is killed if it hangs."""
+"""Runs verifiers in processes that were started ahead, each killed if its verifier hangs."""
 
 import asyncio
-import base64
-import json
-import signal
-import sys
 from collections import deque
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Coroutine
 from typing import Any
 
-import services
 from services.common.log import get_logger
-from services.env_gateway.ports import BackendError, Execution, QueryError, Verification
+from services.env_gateway.ports import Execution, Verification
+from services.env_gateway.verify import sandbox
+from services.env_gateway.verify.process import (
+    InstanceError,
+    StartError,
+    WorkerDiedError,
+    WorkerProcess,
+)
+from services.env_gateway.verify.protocol import ProtocolError
+from services.env_gateway.verify.sandbox import Sandbox
 
 _LOG = get_logger(__name__)
-_LINE_BYTES = 64 * 2**20
-# A worker that has run so many verifiers is replaced, whatever they left behind in it.
+# A process that has run so many trusted verifiers is replaced, whatever they left behind in it.
 _JOBS_PER_WORKER = 500
-_WORKER = "services.env_gateway.verify.worker"
+# Beyond the time that a verifier may take by the clock.
+_CPU_MARGIN_S = 2
+_REFUSED = (
+    "a verifier that is not listed by its SHA-256 runs only in a sandbox, and {why}. Install "
+    "bubblewrap (apt-get install bubblewrap) where that is the reason, or set "
+    "env_gateway.verifiers.unsafe_local_verifiers = true to run it with all rights of this process"
+)
 
 
-class _WorkerDiedError(Exception):
-    """The process ended, or wrote something that is not the protocol."""
+class Spares:
+    """Fresh processes, `count` of them started ahead once the first was asked for."""
 
+    def __init__(self, start: Callable[[], Coroutine[Any, Any, WorkerProcess]], count: int) -> None:
+        self._start = start
+        self._count = count
+        self._starting: deque[asyncio.Task[WorkerProcess]] = deque()
 
-class _InstanceError(Exception):
-    """The environment failed while a verifier asked it; not the verifier's fault."""
+    async def take(self) -> WorkerProcess:
+        """Raises StartError."""
+        worker = await self._ready() or await self._wait(self._begin())
+        while len(self._starting) < self._count:
+            self._starting.append(self._begin())
+        return worker
 
-    def __init__(self, error: BackendError) -> None:
-        super().__init__(str(error))
-        self.lost = error.lost
+    async def close(self) -> None:
+        starting, self._starting = self._starting, deque()
+        for result in await asyncio.gather(*starting, return_exceptions=True):
+            if isinstance(result, WorkerProcess):
+                await result.kill()
 
-
-class _Worker:
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdin is not None and process.stdout is not None
-        self._process = process
-        self._stdin = process.stdin
-        self._stdout = process.stdout
-        self.jobs = 0
-
-    @classmethod
-    async def start(cls, memory_bytes: int) -> "_Worker":
-        root = Path(services.__path__[0]).parent
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-E", "-s", "-m", _WORKER, str(memory_bytes)),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            cwd=root,
-            env={"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
-            limit=_LINE_BYTES,
-            start_new_session=True,
-        )
-        return cls(process)
-
-    async def run(self, verification: Verification) -> Mapping[str, Any]:
-        """Serve one verifier's questions until it is done. Raises _WorkerDiedError and
-        _InstanceError."""
-        self.jobs += 1
-        self._send(
-            {
-                "source": verification.source,
-                "function": verification.function,
-                "arguments": verification.arguments,
-            }
-        )
-        while True:
-            message = await self._receive()
-            if "done" in message:
-                return message["done"]
+    async def _ready(self) -> WorkerProcess | None:
+        while self._starting:
             try:
-                self._send(await _answer(verification, message))
-            except BackendError as error:
-                raise _InstanceError(error) from error
+                worker = await self._wait(self._starting.popleft())
+            except StartError as error:
+                _LOG.warning("verifier_process_not_started", error=str(error))
+                continue
+            if worker.alive:
+                return worker
+            await worker.kill()
+        return None
 
-    async def kill(self) -> None:
-        if self._process.returncode is None:
-            self._process.send_signal(signal.SIGKILL)
-        self._stdin.close()
-        await self._process.wait()
+    def _begin(self) -> asyncio.Task[WorkerProcess]:
+        return asyncio.create_task(self._start())
 
-    def _send(self, message: Any) -> None:
-        if self._process.returncode is not None:
-            raise _WorkerDiedError(f"the worker ended with {self._process.returncode}")
-        self._stdin.write(json.dumps(message).encode() + b"\n")
-
-    async def _receive(self) -> dict[str, Any]:
+    async def _wait(self, starting: asyncio.Task[WorkerProcess]) -> WorkerProcess:
+        """Who gives up waiting leaves the process to the next."""
         try:
-            line = await self._stdout.readline()
-            message = json.loads(line)
-        except (ValueError, ConnectionError) as error:
-            raise _WorkerDiedError("the worker ended while a verifier ran") from error
-        if not isinstance(message, dict):
-            raise _WorkerDiedError("the worker wrote something else than an object")
-        return message
-
-
-async def _answer(verification: Verification, question: Mapping[str, Any]) -> Any:
-    if "snapshot" in question:
-        content = await verification.snapshot(question["snapshot"])
-        return None if content is None else base64.b64encode(content).decode()
-    try:
-        rows = await verification.query(question["db"], question["query"], question["args"])
-    except QueryError as error:
-        return {"error": str(error)}
-    return {"columns": rows.columns, "rows": [[_plain(v) for v in row] for row in rows.rows]}
-
-
-def _plain(value: Any) -> Any:
-    return value.hex() if isinstance(value, bytes) else value
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            self._starting.appendleft(starting)
+            raise
 
 
 class VerifierPool:
-    """A Grader over `size` processes. Grades wait for a free one, in order of arrival."""
+    """A Grader over `size` processes at once; grades wait for a free place, in order of arrival.
 
-    def __init__(self, *, size: int, memory_bytes: int) -> None:
+    Trusted verifiers share plain processes. Each other one gets a process in a sandbox for itself,
+    which ends with it; with `unsafe`, a plain process where there can be no sandbox.
+    """
+
+    def __init__(
+        self, *, size: int, memory_bytes: int, cpu_s: float = 30.0, unsafe: bool = False
+    ) -> None:
         self._size = size
-        self._memory_bytes = memory_bytes
+        self._plain = sandbox.plain(memory_bytes)
+        self._unsafe = unsafe
+        self._sandbox = Sandbox.find(memory_bytes=memory_bytes, cpu_s=int(cpu_s) + _CPU_MARGIN_S)
         self._free = asyncio.Semaphore(size)
-        self._idle: deque[_Worker] = deque()
-        self._all: set[_Worker] = set()
+        self._idle: deque[WorkerProcess] = deque()
+        self._running: set[WorkerProcess] = set()
+        self._spares = Spares(self._start_untrusted, size)
 
     async def start(self) -> None:
-        """Start all workers ahead of the first grade."""
-        for worker in await asyncio.gather(*(self._new() for _ in range(self._size))):
-            self._idle.append(worker)
+        """Start the processes for trusted verifiers ahead of the first grade."""
+        started = await asyncio.gather(*(self._start_trusted() for _ in range(self._size)))
+        self._idle.extend(started)
 
     async def execute(self, verification: Verification, *, timeout_s: float) -> Execution:
         async with self._free:
-            worker = self._idle.popleft() if self._idle else await self._new()
-            reusable = False
             try:
-                async with asyncio.timeout(timeout_s):
-                    done = await worker.run(verification)
-                reusable = worker.jobs < _JOBS_PER_WORKER
-                return Execution(
-                    result=done.get("result"), stdout=done["stdout"], error=done.get("error")
-                )
-            except TimeoutError:
-                return Execution(
-                    error=f"the verifier did not end within {timeout_s:.1f} s", timed_out=True
-                )
-            except _InstanceError as error:
-                return Execution(
-                    error=str(error), instance_lost=error.lost, retryable=not error.lost
-                )
-            except _WorkerDiedError as error:
-                _LOG.warning("verifier_worker_died", error=str(error))
-                return Execution(error=str(error), retryable=True)
+                worker = await self._take(trusted=verification.trusted)
+            except StartError as error:
+                _LOG.warning("verifier_not_run", error=str(error))
+                return Execution(error=str(error), retryable=verification.trusted)
+            self._running.add(worker)
+            try:
+                return await _run(worker, verification, timeout_s)
             finally:
-                await self._put_back(worker, reusable=reusable)
+                fresh = not worker.busy and worker.jobs < _JOBS_PER_WORKER
+                await self._put_back(worker, keep=fresh and verification.trusted)
 
     async def close(self) -> None:
-        workers, self._all = self._all, set()
+        workers = {*self._idle, *self._running}
         self._idle.clear()
+        await self._spares.close()
         await asyncio.gather(*(worker.kill() for worker in workers))
 
-    async def _new(self) -> _Worker:
-        worker = await _Worker.start(self._memory_bytes)
-        self._all.add(worker)
-        return worker
+    async def _take(self, *, trusted: bool) -> WorkerProcess:
+        if not trusted:
+            return await self._spares.take()
+        return self._idle.popleft() if self._idle else await self._start_trusted()
 
-    async def _put_back(self, worker: _Worker, *, reusable: bool) -> None:
-        if reusable:
+    async def _put_back(self, worker: WorkerProcess, *, keep: bool) -> None:
+        if keep:
             self._idle.append(worker)
         else:
-            self._all.discard(worker)
             await worker.kill()
+        self._running.discard(worker)
+
+    async def _start_trusted(self) -> WorkerProcess:
+        return await WorkerProcess.start(self._plain)
+
+    async def _start_untrusted(self) -> WorkerProcess:
+        why = "bubblewrap is not installed here"
+        if self._sandbox is not None:
+            try:
+                return await WorkerProcess.start(self._sandbox.command())
+            except StartError as error:
+                why = f"bubblewrap fails here: {error}{sandbox.hint()}"
+        if not self._unsafe:
+            raise StartError(_REFUSED.format(why=why))
+        _LOG.warning("verifier_without_sandbox", why=why)
+        return await WorkerProcess.start(self._plain)
+
+
+async def _run(worker: WorkerProcess, verification: Verification, timeout_s: float) -> Execution:
+    try:
+        async with asyncio.timeout(timeout_s):
+            done = await worker.run(verification)
+        return Execution(result=done.result, stdout=done.stdout, error=done.error)
+    except TimeoutError:
+        return Execution(error=f"the verifier did not end within {timeout_s:.1f} s", timed_out=True)
+    except InstanceError as error:
+        return Execution(error=str(error), instance_lost=error.lost, retryable=not error.lost)
+    except WorkerDiedError as error:
+        _LOG.warning("verifier_process_died", error=str(error))
+        return Execution(error=str(error), retryable=True)
+    except ProtocolError as error:
+        _LOG.warning("verifier_broke_the_protocol", error=str(error))
+        return Execution(error=str(error))

@@ -2,13 +2,15 @@
 
 It reads jobs from standard input and writes what comes of them to standard output, JSON by lines.
 While a verifier runs, its questions to the databases go the same way; the process needs no network
-and no files. It is killed from outside when a verifier takes too long.
+and no files. It is killed from outside when a verifier takes too long. It imports nothing but the
+standard library and its neighbours: the same code runs inside a sandbox.
 """
 
 import base64
 import contextlib
 import io
 import json
+import os
 import resource
 import sqlite3
 import sys
@@ -24,7 +26,9 @@ from services.env_gateway.verify.dialect import (
     without_fleet,
 )
 
-_STDOUT_CHARS = 2**20
+_STDOUT_CHARS = 2**18
+_RESULT_CHARS = 200
+_INT_BITS = 1024
 _ERROR_CHARS = 4000
 _COMPILED_KEPT = 256
 _DENIED = {sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH}
@@ -89,6 +93,7 @@ class Worker:
 
     def serve(self) -> None:
         """Run jobs until the gateway closes the pipe."""
+        self._write({"ready": True})
         while line := self._reader.readline():
             self._write({"done": self._run(json.loads(line))})
 
@@ -130,8 +135,20 @@ class Worker:
         self._writer.flush()
 
 
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, bool | int | float | str | None) else repr(value)[:200]
+def _plain(value: Any) -> bool | int | float | str | None:
+    """As it goes into JSON. A number of a class of its own becomes a plain one, without asking the
+    class how."""
+    kind = type(value)
+    if kind is bool or value is None:
+        return value
+    if issubclass(kind, float):
+        return float.__add__(value, 0.0)
+    if issubclass(kind, int):
+        bits = int.bit_length(value)
+        return int.__add__(value, 0) if bits < _INT_BITS else f"an integer of {bits} bits"
+    return (
+        str.__str__(value)[:_RESULT_CHARS] if issubclass(kind, str) else repr(value)[:_RESULT_CHARS]
+    )
 
 
 def _told(error: BaseException) -> str:
@@ -141,24 +158,45 @@ def _told(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"[:_ERROR_CHARS] + where
 
 
-def _limit(memory_bytes: int) -> None:
-    for kind, value in (
-        (resource.RLIMIT_AS, memory_bytes),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_NOFILE, 64),
-    ):
+def _limit(memory_bytes: int, cpu_s: int) -> None:
+    """Neither files nor other processes; 0 seconds of CPU time mean that it is not limited."""
+    limits = {
+        resource.RLIMIT_AS: memory_bytes,
+        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_NPROC: 0,
+        resource.RLIMIT_NOFILE: 64,
+        resource.RLIMIT_MEMLOCK: 0,
+        resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_SIGPENDING: 64,
+    }
+    if cpu_s:
+        limits[resource.RLIMIT_CPU] = cpu_s
+    for kind, value in limits.items():
         resource.setrlimit(kind, (value, value))
 
 
+def _take_pipes() -> tuple[TextIO, TextIO]:
+    """The protocol's ends, moved away from where programs read and write by habit: there the input
+    is at its end and output fails, so that nothing printed gets between the protocol's lines."""
+    reader = os.fdopen(os.dup(0), "r", encoding="utf-8")
+    writer = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    ended, writing = os.pipe()
+    os.close(writing)
+    os.dup2(ended, 0)
+    reading, closed = os.pipe()
+    os.close(reading)
+    os.dup2(closed, 1)
+    os.dup2(closed, 2)
+    os.close(ended)
+    os.close(closed)
+    return reader, writer
+
+
 def main() -> None:
-    _limit(int(sys.argv[1]))
-    # What a verifier prints must never get between the lines of the protocol.
-    reader, writer = sys.stdin, sys.stdout
-    sys.stdin, sys.stdout = io.StringIO(), Bounded()
+    memory_bytes, cpu_s = (int(arg) for arg in sys.argv[2:4])
+    _limit(memory_bytes, cpu_s)
+    reader, writer = _take_pipes()
+    sys.stdin, sys.stdout, sys.stderr = io.StringIO(), Bounded(), Bounded()
     with contextlib.suppress(EOFError, BrokenPipeError):
         Worker(reader, writer).serve()
-
-
-if __name__ == "__main__":
-    main()

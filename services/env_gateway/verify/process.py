@@ -1,0 +1,214 @@
+"""One process that runs verifiers, seen from the gateway: started, asked, answered, killed."""
+
+import asyncio
+import base64
+import json
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from services.env_gateway.ports import BackendError, QueryError, Verification
+from services.env_gateway.verify.protocol import (
+    LINE_BYTES,
+    Budget,
+    Done,
+    Message,
+    ProtocolError,
+    Query,
+    Ready,
+    Snapshot,
+    parse,
+)
+
+_START_S = 30.0
+_END_S = 5.0
+_STDERR_BYTES = 4096
+
+
+class StartError(Exception):
+    """The process did not become ready; the message says why, as far as it told."""
+
+
+class WorkerDiedError(Exception):
+    """The process ended before the verifier did."""
+
+
+class InstanceError(Exception):
+    """The environment failed while a verifier asked it; not the verifier's fault."""
+
+    def __init__(self, error: BackendError) -> None:
+        super().__init__(str(error))
+        self.lost = error.lost
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """`filter` is a seccomp program, to be read from the descriptor in the place of FILTER."""
+
+    argv: tuple[str, ...]
+    filter: bytes | None = None
+
+
+FILTER = "{filter}"
+
+
+class WorkerProcess:
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        self._process = process
+        self._stdin = process.stdin
+        self._stdout = process.stdout
+        self.jobs = 0
+        # From the start of a verifier until it is done; not usable again if that never comes.
+        self.busy = False
+
+    @classmethod
+    async def start(cls, command: Command) -> "WorkerProcess":
+        """Returns once the process can take a job. Raises StartError."""
+        process = await _spawn(command)
+        worker = cls(process)
+        try:
+            async with asyncio.timeout(_START_S):
+                await worker._hear_ready()
+        except (WorkerDiedError, ProtocolError, TimeoutError) as error:
+            await worker.kill()
+            assert process.stderr is not None
+            told = (await process.stderr.read(_STDERR_BYTES)).decode("utf-8", "replace").strip()
+            raise StartError(told or str(error) or f"not ready after {_START_S} s") from error
+        except BaseException:
+            await worker.kill()
+            raise
+        return worker
+
+    @property
+    def alive(self) -> bool:
+        return self._process.returncode is None
+
+    async def run(self, verification: Verification) -> Done:
+        """Serve one verifier's questions until it is done. Raises WorkerDiedError, ProtocolError
+        and InstanceError."""
+        self.jobs += 1
+        self.busy = True
+        await self._send(
+            {
+                "source": verification.source,
+                "function": verification.function,
+                "arguments": verification.arguments,
+            }
+        )
+        budget, answers = Budget(), _Answers(verification)
+        while True:
+            message = await self._receive(budget)
+            if isinstance(message, Done):
+                self.busy = False
+                return message
+            try:
+                await self._send(await answers.to(message))
+            except BackendError as error:
+                raise InstanceError(error) from error
+
+    async def kill(self) -> None:
+        """Returns when the process is gone, and with it every other that holds its output."""
+        if self.alive:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+        self._stdin.close()
+        await self._process.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_END_S):
+                while await self._stdout.read(LINE_BYTES):
+                    continue
+
+    async def _hear_ready(self) -> None:
+        if await self._receive(Budget()) != Ready():
+            raise ProtocolError("the process wrote something else than that it is ready")
+
+    async def _send(self, message: Any) -> None:
+        """Waits while the process does not read, so that it cannot fill this one's memory."""
+        try:
+            self._stdin.write(json.dumps(message).encode() + b"\n")
+            await self._stdin.drain()
+        except ConnectionError as error:
+            raise WorkerDiedError("the verifier's process ended") from error
+
+    async def _receive(self, budget: Budget) -> Message:
+        try:
+            line = await self._stdout.readline()
+        except ValueError as error:
+            raise ProtocolError(f"the verifier wrote a line above {LINE_BYTES} bytes") from error
+        except ConnectionError as error:
+            raise WorkerDiedError("the verifier's process ended") from error
+        if not line:
+            raise WorkerDiedError("the verifier's process ended")
+        budget.spend(line)
+        return parse(line)
+
+
+async def _spawn(command: Command) -> asyncio.subprocess.Process:
+    """The environment is empty; bubblewrap's own would show in /proc."""
+    argv, descriptors = list(command.argv), list[int]()
+    try:
+        if command.filter is not None:
+            descriptors.append(_readable(command.filter))
+            argv = [str(descriptors[0]) if arg == FILTER else arg for arg in argv]
+        return await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            cwd="/",
+            env={},
+            limit=LINE_BYTES,
+            pass_fds=descriptors,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise StartError(f"{argv[0]} cannot be started: {error}") from error
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _readable(content: bytes) -> int:
+    """A descriptor to read `content` from; it fits into a pipe's buffer."""
+    reader, writer = os.pipe()
+    try:
+        os.write(writer, content)
+    finally:
+        os.close(writer)
+    return reader
+
+
+class _Answers:
+    """Answers to one verifier's questions. A database of which it has a copy is not asked: what
+    the copy answers concerns only the process that holds it."""
+
+    def __init__(self, verification: Verification) -> None:
+        self._verification = verification
+        self._asked: set[str] = set()
+
+    async def to(self, message: Message) -> Any:
+        match message:
+            case Snapshot(db):
+                content = await self._verification.snapshot(db)
+                if content is None:
+                    self._asked.add(db)
+                    return None
+                return base64.b64encode(content).decode()
+            case Query(db, sql, args) if db in self._asked:
+                return await self._rows(db, sql, args)
+            case _:
+                raise ProtocolError("the verifier's process asked what it had no reason to")
+
+    async def _rows(self, db: str, sql: str, args: Sequence[Any]) -> Any:
+        try:
+            rows = await self._verification.query(db, sql, args)
+        except QueryError as error:
+            return {"error": str(error)}
+        return {"columns": rows.columns, "rows": [[_plain(v) for v in row] for row in rows.rows]}
+
+
+def _plain(value: Any) -> Any:
+    return value.hex() if isinstance(value, bytes) else value

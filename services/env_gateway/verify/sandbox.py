@@ -1,0 +1,140 @@
+"""How a verifier's process is started: plainly, or in a sandbox by bubblewrap.
+
+In the sandbox there is a read-only file system with what Python needs and no more: no home, no
+/etc, no /proc, no /dev, nothing writable. It has its own user, no network, and no environment.
+"""
+
+import itertools
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import services
+from services.env_gateway.verify import seccomp
+from services.env_gateway.verify.process import FILTER, Command
+
+_MODULES = Path("services/env_gateway/verify")
+_ROOT = Path(services.__path__[0]).parent
+_CODE = _ROOT / _MODULES
+_INSIDE = "/verifier"
+_BOOT = (
+    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "from services.env_gateway.verify.worker import main; main()"
+)
+# Isolated from the environment, from site packages and from the directory it starts in.
+_PYTHON = ("-I", "-S", "-B", "-X", "utf8", "-c", _BOOT)
+_SYSTEM = ("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib64")
+_DATA = ("/etc/ld.so.cache", "/usr/share/zoneinfo")
+# Settings that forbid user namespaces, with the value by which they do.
+_FORBIDDING = {
+    "kernel.unprivileged_userns_clone": "0",
+    "kernel.apparmor_restrict_unprivileged_userns": "1",
+    "user.max_user_namespaces": "0",
+}
+_NOBODY = "65534"
+# Users of the sandboxes of a gateway that is root: no accounts have these numbers, and they exist
+# also in a container whose numbers end at 65535.
+_USERS = range(64_000, 65_000)
+_NEXT_USER: Iterator[int] = itertools.cycle(_USERS)
+
+
+def plain(memory_bytes: int) -> Command:
+    """A process without a sandbox, for verifiers that are trusted."""
+    limits = (str(memory_bytes), "0")
+    return Command((sys.executable, *_PYTHON, str(_ROOT), *limits))
+
+
+class Sandbox:
+    """Command lines for processes that run one verifier each."""
+
+    def __init__(self, bwrap: str, *, memory_bytes: int, cpu_s: int) -> None:
+        self._bwrap = bwrap
+        self._limits = (str(memory_bytes), str(cpu_s))
+        self._filter = seccomp.program()
+
+    @classmethod
+    def find(cls, *, memory_bytes: int, cpu_s: int) -> "Sandbox | None":
+        """None where bubblewrap is not installed."""
+        bwrap = shutil.which("bwrap")
+        return cls(bwrap, memory_bytes=memory_bytes, cpu_s=cpu_s) if bwrap else None
+
+    def command(self) -> Command:
+        python = os.path.realpath(sys.executable)
+        inner = (
+            *(self._bwrap, "--unshare-all", "--unshare-user", "--disable-userns"),
+            *("--die-with-parent", "--new-session", "--clearenv", "--hostname", "verifier"),
+            *("--uid", _NOBODY, "--gid", _NOBODY),
+            *_file_system(python, code_at=f"{_INSIDE}/{_MODULES}"),
+            *("--chdir", "/", "--remount-ro", "/"),
+            *(("--seccomp", FILTER) if self._filter else ()),
+            *("--", python, *_PYTHON, _INSIDE, *self._limits),
+        )
+        argv = self._as_other_user(inner, python) if os.geteuid() == 0 else inner
+        return Command(argv, self._filter)
+
+    def _as_other_user(self, inner: Sequence[str], python: str) -> tuple[str, ...]:
+        """Root's processes are exempt from limits on their number, and own files; so the sandbox
+        belongs to a user without any. Python may lie where only root can reach it (/root), hence
+        another file system around the sandbox that has the same files in reach."""
+        user = str(next(_NEXT_USER))
+        setpriv = shutil.which("setpriv") or "setpriv"
+        return (
+            *(self._bwrap, "--die-with-parent", "--cap-drop", "ALL"),
+            *("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"),
+            *_file_system(python, code_at=str(_CODE), tools=(self._bwrap, setpriv)),
+            *("--bind", "/proc", "/proc", "--dir", "/tmp", "--chdir", "/"),
+            *("--", setpriv, "--reuid", user, "--regid", user, "--clear-groups", "--"),
+            *inner,
+        )
+
+
+def hint() -> str:
+    """What in the kernel's settings keeps unprivileged users from sandboxes, if anything does."""
+    found = [f"{name} is {value}" for name, value in _FORBIDDING.items() if _setting(name) == value]
+    return f" ({', '.join(found)}: set with sysctl)" if found else ""
+
+
+def _setting(name: str) -> str:
+    path = Path("/proc/sys") / name.replace(".", "/")
+    return path.read_text().strip() if path.exists() else ""
+
+
+def _file_system(python: str, *, code_at: str, tools: Sequence[str] = ()) -> tuple[str, ...]:
+    """Arguments for bubblewrap: Python, the libraries it loads, and the worker's own code."""
+    folders = [str(path) for path in (*_SYSTEM, *_DATA, *_python_folders())]
+    # Packages that were installed beside Python are no part of it.
+    hidden = [str(path) for path in _package_folders() if path.is_dir()]
+    files = [python, *tools]
+    # Bubblewrap by itself makes them for its own user alone.
+    parents = dict.fromkeys(
+        str(parent)
+        for path in (*folders, *files, code_at)
+        for parent in reversed(Path(path).parents[:-1])
+    )
+    return (
+        *(arg for path in parents for arg in ("--perms", "0755", "--dir", path)),
+        *(arg for path in folders for arg in ("--ro-bind-try", path, path)),
+        *(arg for path in hidden for arg in ("--tmpfs", path, "--remount-ro", path)),
+        *(arg for path in files for arg in ("--ro-bind", path, path)),
+        *("--ro-bind", str(_CODE), code_at),
+    )
+
+
+def _python_folders() -> list[Path]:
+    """The base installation's, a virtual environment has none of its own."""
+    base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
+    named = [Path(sysconfig.get_path(name, vars=base)) for name in ("stdlib", "platstdlib")]
+    within = Path(sys.base_prefix) / "lib"
+    folders = dict.fromkeys([within, *named])
+    system = [Path(path) for path in _SYSTEM]
+    return [f for f in folders if not any(f.is_relative_to(s) for s in system)]
+
+
+def _package_folders() -> list[Path]:
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    within = Path(sys.base_prefix) / "lib"
+    places = [within / version / "site-packages", within / version / "dist-packages"]
+    return list(dict.fromkeys([*places, within / "python3" / "dist-packages"]))
