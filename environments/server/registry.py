@@ -1,7 +1,7 @@
 """Which instances exist, and until when. Pure: the clock is an argument."""
 
 import uuid
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -41,6 +41,7 @@ class Record:
     instance: Instance | None
     expires_at: float  # monotonic seconds
     heartbeat_at: float
+    started_at: float | None = None
     instance_id: str = field(default_factory=lambda: f"i{uuid.uuid4().hex[:16]}")
     created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     terminated_at: datetime | None = None
@@ -71,6 +72,8 @@ class Registry:
         self._live: dict[str, Record] = {}
         self._stopped: OrderedDict[str, Record] = OrderedDict()
         self._by_request: dict[str, str] = {}
+        self.created = 0
+        self.stopped: Counter[str] = Counter()  # by reason
 
     def __len__(self) -> int:
         return len(self._live)
@@ -79,7 +82,7 @@ class Registry:
         """Open an instance. Raises `InstanceLimitError`, or `ValueError` for unknown data."""
         instance = open_instance(wanted.env_key, wanted.data_key, wanted.data_version)
         record = self.reserve(wanted, now)
-        record.instance = instance
+        self.start(record, instance, now)
         return record
 
     def reserve(self, wanted: Wanted, now: float) -> Record:
@@ -88,9 +91,15 @@ class Registry:
             raise InstanceLimitError
         record = Record(wanted, None, expires_at=now + wanted.ttl, heartbeat_at=now)
         self._live[record.instance_id] = record
+        self.created += 1
         if wanted.request_id:
             self._by_request[wanted.request_id] = record.instance_id
         return record
+
+    def start(self, record: Record, instance: Instance, now: float) -> None:
+        """A pending instance runs from now on; one stopped in the meantime stays stopped."""
+        if record.terminated_at is None:
+            record.instance, record.started_at = instance, now
 
     def created_by(self, request_id: str | None) -> str | None:
         """Id of the instance, still remembered, that a request has created."""
@@ -114,6 +123,7 @@ class Registry:
         record.instance = None
         record.terminated_at = datetime.now(UTC)
         record.stop_reason = reason
+        self.stopped[reason] += 1
         del self._live[record.instance_id]
         self._stopped[record.instance_id] = record
         if len(self._stopped) > MAX_STOPPED:

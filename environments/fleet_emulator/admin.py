@@ -1,0 +1,77 @@
+"""The emulator's own routes: faults, counters, and ending an instance."""
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from environments.fleet_emulator.counters import Counters
+from environments.fleet_emulator.faults import Faults, Plan, Strict
+from environments.fleet_emulator.inject import ADMIN
+from environments.server.codec import ApiError, parse
+from environments.server.registry import Registry
+
+
+class Kill(Strict):
+    """POST /_emulator/kill: the instance stops as if its machine had gone."""
+
+    instance_id: str
+
+
+class Admin:
+    def __init__(self, registry: Registry, plan: Plan, counters: Counters) -> None:
+        self._registry = registry
+        self._plan = plan
+        self._counters = counters
+
+    def routes(self) -> list[Route]:
+        return [
+            Route(f"{ADMIN}/faults", self.get_faults),
+            Route(f"{ADMIN}/faults", self.set_faults, methods=["POST"]),
+            Route(f"{ADMIN}/faults", self.clear_faults, methods=["DELETE"]),
+            Route(f"{ADMIN}/counters", self.get_counters),
+            Route(f"{ADMIN}/counters", self.clear_counters, methods=["DELETE"]),
+            Route(f"{ADMIN}/kill", self.kill_instance, methods=["POST"]),
+        ]
+
+    async def get_faults(self, request: Request) -> Response:
+        return self._faults()
+
+    async def set_faults(self, request: Request) -> Response:
+        """In place of all that were set before."""
+        self._plan.set(await parse(Faults, request))
+        return self._faults()
+
+    async def clear_faults(self, request: Request) -> Response:
+        self._plan.set(Faults())
+        return self._faults()
+
+    async def get_counters(self, request: Request) -> Response:
+        return self._count()
+
+    async def clear_counters(self, request: Request) -> Response:
+        self._counters.clear()
+        return self._count()
+
+    async def kill_instance(self, request: Request) -> Response:
+        asked = await parse(Kill, request)
+        if self._registry.get(asked.instance_id) is None:
+            raise ApiError(404, f"Instance '{asked.instance_id}' not found")
+        self.kill(asked.instance_id)
+        return JSONResponse({"success": True})
+
+    def kill(self, instance_id: str) -> None:
+        record = self._registry.get(instance_id)
+        if record is not None:
+            self._registry.stop(record, "killed")
+
+    def _faults(self) -> Response:
+        settings = self._plan.settings.model_dump(mode="json", exclude_defaults=True)
+        return JSONResponse({"faults": settings, "left": self._plan.left()})
+
+    def _count(self) -> Response:
+        instances = {
+            "created": self._registry.created,
+            "live": [record.instance_id for record in self._registry.live()],
+            "stopped": dict(sorted(self._registry.stopped.items())),
+        }
+        return JSONResponse({**self._counters.body(), "instances": instances})

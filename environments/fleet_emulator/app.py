@@ -1,0 +1,144 @@
+"""The emulator as one HTTP application."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from mcp.server.transport_security import RequestBodyLimitMiddleware
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
+
+from environments.fleet_emulator.admin import Admin
+from environments.fleet_emulator.auth import FleetAuth
+from environments.fleet_emulator.codec import problems_body
+from environments.fleet_emulator.control import FleetControl
+from environments.fleet_emulator.counters import Counters
+from environments.fleet_emulator.faults import Plan
+from environments.fleet_emulator.inject import Injector
+from environments.fleet_emulator.lookup import FleetLookup, UpstreamError
+from environments.fleet_emulator.mcp import Counted, InstanceTools
+from environments.fleet_emulator.tasks import SessionStore, TaskStore
+from environments.fleet_emulator.verifier_pool import VerifierPool
+from environments.fleet_emulator.verifiers import Verifiers
+from environments.server.app import answer_error
+from environments.server.codec import ApiError, InvalidBodyError
+from environments.server.registry import Registry
+from environments.server.runner import Runner
+from environments.server.serving import HOST_HEADERS
+from environments.server.tools import ToolEndpoint, Tools
+
+MAX_BODY_BYTES = 64 * 2**20  # a verifier's arguments hold the transcript of an episode
+
+
+@dataclass(frozen=True)
+class Options:
+    """`key` is the API key to insist on; `speed` is how fast instances live."""
+
+    env_keys: tuple[str, ...]
+    tasks: list[dict[str, Any]]
+    key: str | None = None
+    instance_limit: int = 4_096
+    verifier_workers: int = 2
+    verifier_seconds: float = 60.0
+    verifiers_over_http: bool = False
+    mcp_sessions: bool = False
+    speed: float = 1.0
+
+
+class Emulator:
+    """All of its parts, put together."""
+
+    def __init__(self, options: Options) -> None:
+        # A server that asks for a key also guards its runners, whose clients send no key.
+        self.plan = Plan(runner_token=options.key)
+        self.counters = Counters()
+        self.registry = Registry(options.instance_limit)
+        self.lookup = FleetLookup(self.registry)
+        self.endpoint = ToolEndpoint(sessions=options.mcp_sessions)
+        self.tasks = TaskStore(options.tasks)
+        self.control = FleetControl(
+            self.registry, self.lookup, options.env_keys, options.speed, self.plan, self.counters
+        )
+        self.admin = Admin(self.registry, self.plan, self.counters)
+        secrets = {"FLEET_API_KEY": options.key, "RUNNER_AUTH_TOKEN": options.key}
+        self.pool = VerifierPool(
+            options.verifier_workers, {name: value for name, value in secrets.items() if value}
+        )
+        self.verifiers = Verifiers(
+            self.pool,
+            self.lookup,
+            self.tasks,
+            self.plan,
+            self.counters,
+            max_seconds=options.verifier_seconds,
+            over_http=options.verifiers_over_http,
+        )
+
+    def routes(self) -> list[BaseRoute]:
+        tools = partial(InstanceTools, self.lookup, self.endpoint, self.plan, self.control.now)
+        return [
+            Route("/{instance_id}/mcp", tools(self._own)),
+            Route("/{instance_id}/api/v1/mcp", tools(self._own)),
+            *self.admin.routes(),
+            *self.control.routes(),
+            *self.tasks.routes(),
+            *SessionStore().routes(),
+            *self.verifiers.routes(),
+            *Runner(self.lookup).routes(),
+        ]
+
+    @asynccontextmanager
+    async def lifespan(self, app: Starlette) -> AsyncGenerator[None]:
+        async with self.control.reaping(), self.endpoint.running():
+            try:
+                yield
+            finally:
+                await self.pool.close()
+
+    def _own(self, instance_id: str) -> Tools:
+        record = self.registry.get(instance_id)
+        assert record is not None
+        assert record.instance is not None
+        return Counted(record.instance, self.counters)
+
+
+async def _answer_invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, InvalidBodyError)
+    return JSONResponse({"detail": problems_body(error.problems)}, 422)
+
+
+async def _answer_page(request: Request, error: Exception) -> Response:
+    assert isinstance(error, UpstreamError)
+    return HTMLResponse(error.page, error.status)
+
+
+def build_app(options: Options) -> ASGIApp:
+    """The application: one process, one event loop; only verifiers run elsewhere."""
+    emulator = Emulator(options)
+    app = Starlette(
+        routes=emulator.routes(),
+        middleware=[
+            Middleware(TrustedHostMiddleware, allowed_hosts=list(HOST_HEADERS)),
+            Middleware(
+                Injector,
+                plan=emulator.plan,
+                counters=emulator.counters,
+                kill=emulator.admin.kill,
+            ),
+            Middleware(FleetAuth, plan=emulator.plan, key=options.key),
+        ],
+        exception_handlers={
+            InvalidBodyError: _answer_invalid,
+            ApiError: answer_error,
+            UpstreamError: _answer_page,
+        },
+        lifespan=emulator.lifespan,
+    )
+    return RequestBodyLimitMiddleware(app, MAX_BODY_BYTES)

@@ -1,0 +1,139 @@
+"""What goes wrong on purpose: what may be set, and what it does to one request. Pure."""
+
+import random
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from environments.fleet_emulator.operations import MCP_OPERATIONS, Operation
+
+BAD_GATEWAY = "<html><body><h1>502 Bad Gateway</h1></body></html>"
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Reply(Strict):
+    """What a request gets in place of its own answer. Times in seconds.
+
+    `applied` carries the request out first and throws its answer away. `hang` waits before the
+    reply, or until the client has gone. `kill` ends the instance that the request is about.
+    """
+
+    status: int = Field(default=502, ge=400, le=599)
+    body: str | dict[str, Any] = BAD_GATEWAY
+    retry_after: float | None = Field(default=None, ge=0)
+    applied: bool = False
+    hang: float = Field(default=0.0, ge=0, le=3_600)
+    kill: bool = False
+
+
+class Fault(Strict):
+    """Which requests a fault hits, and what it does to them.
+
+    The first matching requests get `replies` in turn, where null lets one through; the requests
+    after them get `reply` with the probability `rate`. Every matching request first waits for
+    `delay` seconds. `on` has "mcp" for all requests to MCP addresses and "any" for all requests;
+    `endpoint` leaves out those to the other MCP address.
+    """
+
+    on: tuple[Operation | Literal["mcp", "any"], ...] = Field(min_length=1)
+    endpoint: Literal["mcp", "api/v1/mcp"] | None = None
+    replies: tuple[Reply | None, ...] = ()
+    rate: float = Field(default=0.0, ge=0, le=1)
+    reply: Reply = Reply()
+    delay: float = Field(default=0.0, ge=0, le=3_600)
+
+    def hits(self, operation: Operation, endpoint: str | None) -> bool:
+        named = operation in self.on or "any" in self.on
+        if not named and not ("mcp" in self.on and operation in MCP_OPERATIONS):
+            return False
+        return self.endpoint in (None, endpoint)
+
+
+class VerifierOutcome(Strict):
+    """What a verifier's execution ends as, in place of being executed.
+
+    "failed" is an execution that did not succeed, "judge_error" one that prints JUDGE ERROR and
+    returns 0, "no_result" one that succeeds and returns nothing.
+    """
+
+    kind: Literal["failed", "judge_error", "no_result"]
+    message: str = "injected"
+
+
+class Faults(Strict):
+    """Everything that may be set; what is not named is off. Times in seconds.
+
+    `create_delay`: how long a new instance is pending. `mcp_warmup`: how long the MCP addresses of
+    a new one answer 503. `mcp_limit`: MCP requests served at once, 429 beyond.
+    `in_flight_creates`: creates at once, 429 beyond. `runner_token`: the instance runner asks for
+    it. `verifiers`: what the next executions end as, null for an honest one. `pictures`: whether
+    the tool `computer` answers with an image, with JSON that holds one, or with JSON without.
+    """
+
+    faults: tuple[Fault, ...] = ()
+    seed: int = 0
+    create_delay: float = Field(default=0.0, ge=0, le=3_600)
+    in_flight_creates: int | None = Field(default=None, ge=0)
+    instance_limit: int | None = Field(default=None, ge=0)
+    mcp_warmup: float = Field(default=0.0, ge=0, le=3_600)
+    mcp_limit: int | None = Field(default=None, ge=0)
+    mcp_retry_after: float | None = Field(default=None, ge=0)
+    runner_token: str | None = Field(default=None, min_length=1)
+    verifiers: tuple[VerifierOutcome | None, ...] = ()
+    pictures: Literal["image", "json", "null"] = "image"
+
+
+class Plan:
+    """The faults in force, and how far their sequences have come."""
+
+    def __init__(self, runner_token: str | None = None) -> None:
+        """`runner_token` is asked for also where no fault sets one."""
+        self._runner_token = runner_token
+        self.set(Faults())
+
+    def set(self, faults: Faults) -> None:
+        """Put these in place of all others, from their beginning."""
+        self.settings = faults
+        self._random = random.Random(faults.seed)
+        self._served = [0] * len(faults.faults)
+        self._verified = 0
+
+    @property
+    def runner_token(self) -> str | None:
+        return self.settings.runner_token or self._runner_token
+
+    def strike(self, operation: Operation, endpoint: str | None) -> tuple[float, Reply | None]:
+        """Seconds that a request waits, and what it gets in place of its answer."""
+        delay, reply = 0.0, None
+        for index, fault in enumerate(self.settings.faults):
+            if not fault.hits(operation, endpoint):
+                continue
+            delay += fault.delay
+            if reply is None:
+                reply = self._reply(index, fault)
+        return delay, reply
+
+    def next_outcome(self) -> VerifierOutcome | None:
+        """What the next verifier execution ends as; None when it is executed."""
+        if self._verified >= len(self.settings.verifiers):
+            return None
+        self._verified += 1
+        return self.settings.verifiers[self._verified - 1]
+
+    def left(self) -> dict[str, Any]:
+        """How much of each sequence is still to come."""
+        replies = zip(self.settings.faults, self._served, strict=True)
+        return {
+            "replies": [len(fault.replies) - served for fault, served in replies],
+            "verifiers": len(self.settings.verifiers) - self._verified,
+        }
+
+    def _reply(self, index: int, fault: Fault) -> Reply | None:
+        served = self._served[index]
+        if served < len(fault.replies):
+            self._served[index] += 1
+            return fault.replies[served]
+        return fault.reply if self._random.random() < fault.rate else None

@@ -1,0 +1,25 @@
+"""Which instance a request is about, and how an address answers where nothing runs."""
+
+from starlette.requests import Request
+
+from environments.api import Instance
+from environments.fleet_emulator.faults import BAD_GATEWAY
+from environments.server.lookup import Lookup
+
+
+class UpstreamError(Exception):
+    """Answered as a reverse proxy does for an instance that it cannot reach: HTML."""
+
+    def __init__(self, status: int, page: str) -> None:
+        super().__init__(page)
+        self.status = status
+        self.page = page
+
+
+class FleetLookup(Lookup):
+    def running(self, request: Request) -> Instance:
+        """Raises `UpstreamError` 502 when no such instance runs."""
+        record = self.registry.get(request.path_params["instance_id"])
+        if record is None or record.instance is None:
+            raise UpstreamError(502, BAD_GATEWAY)
+        return record.instance

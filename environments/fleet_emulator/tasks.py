@@ -1,0 +1,149 @@
+"""The team's tasks, and what was logged about attempts at them."""
+
+import uuid
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from environments.fleet_emulator.codec import (
+    Ingest,
+    TraceJob,
+    UpdateTask,
+    WriteTask,
+    task_body,
+    timestamp,
+)
+from environments.server.codec import ApiError, parse
+from environments.tasks import TaskError, normalize_task
+
+MAX_SESSIONS = 1_000
+
+
+class TaskStore:
+    """Tasks by key, in the SDK's vocabulary."""
+
+    def __init__(self, tasks: Iterable[dict[str, Any]]) -> None:
+        now = timestamp()
+        self._tasks = {task["key"]: {"created_at": now, **task} for task in tasks}
+
+    def routes(self) -> list[Route]:
+        one = "/v1/tasks/{key}"
+        return [
+            Route("/v1/tasks", self.list_tasks),
+            Route("/v1/tasks", self.write, methods=["POST"]),
+            Route(one, self.get),
+            Route(one, self.update, methods=["PUT"]),
+        ]
+
+    def verifier(self, verifier_id: str) -> dict[str, Any] | None:
+        """Fleet's VerifierData."""
+        bodies = (task_body(task) for task in self._tasks.values())
+        return next(
+            (body["verifier"] for body in bodies if body["verifier_id"] == verifier_id), None
+        )
+
+    async def list_tasks(self, request: Request) -> Response:
+        query = request.query_params
+        keys = query.getlist("task_keys")
+        bodies = [
+            task_body(task) for task in self._tasks.values() if not keys or task["key"] in keys
+        ]
+        fields = {"env_key": "environment_id", "data_id": "data_id", "data_version": "data_version"}
+        for name, of in fields.items():
+            if name in query:
+                bodies = [body for body in bodies if body[of] == query[name]]
+        return JSONResponse({"tasks": bodies, "total": len(bodies)})
+
+    async def write(self, request: Request) -> Response:
+        asked = await parse(WriteTask, request)
+        try:
+            task = normalize_task(asked.model_extra or {})
+        except TaskError as error:
+            raise ApiError(400, str(error)) from error
+        task["created_at"] = task.get("created_at") or timestamp()
+        self._tasks[task["key"]] = task
+        return JSONResponse(task_body(task))
+
+    async def get(self, request: Request) -> Response:
+        return JSONResponse(task_body(self._find(request)))
+
+    async def update(self, request: Request) -> Response:
+        task = self._find(request)
+        asked = await parse(UpdateTask, request)
+        task["prompt"] = asked.prompt or task["prompt"]
+        task["verifier_func"] = asked.verifier_code or task.get("verifier_func")
+        task["metadata"] = asked.metadata or task.get("metadata")
+        return JSONResponse(task_body(task))
+
+    def _find(self, request: Request) -> dict[str, Any]:
+        key = request.path_params["key"]
+        if key not in self._tasks:
+            raise ApiError(404, f"Task '{key}' not found")
+        return self._tasks[key]
+
+
+@dataclass
+class _Session:
+    messages: list[Any] = field(default_factory=list[Any])
+    facts: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+class SessionStore:
+    """Logged sessions, the latest `MAX_SESSIONS` of them."""
+
+    def __init__(self) -> None:
+        self._sessions: OrderedDict[str, _Session] = OrderedDict()
+        self._jobs = 0
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/sessions/ingest", self.ingest, methods=["POST"]),
+            Route("/v1/traces/logs", self.ingest, methods=["POST"]),
+            Route("/v1/traces/jobs", self.trace_job, methods=["POST"]),
+            Route("/v1/sessions/{session_id}/transcript", self.transcript),
+        ]
+
+    async def ingest(self, request: Request) -> Response:
+        asked = await parse(Ingest, request)
+        session_id = asked.session_id or str(uuid.uuid4())
+        new = session_id not in self._sessions
+        session = self._sessions.setdefault(session_id, _Session())
+        session.messages += asked.messages or asked.history or []
+        if asked.response is not None:
+            session.messages.append(asked.response)
+        session.facts |= asked.model_extra or {}
+        session.facts["status"] = asked.status or session.facts.get("status", "running")
+        if len(self._sessions) > MAX_SESSIONS:
+            self._sessions.popitem(last=False)
+        return JSONResponse(
+            {
+                "success": True,
+                "session_id": session_id,
+                "message_count": len(session.messages),
+                "created_new_session": new,
+            }
+        )
+
+    async def transcript(self, request: Request) -> Response:
+        session = self._sessions.get(request.path_params["session_id"])
+        if session is None:
+            raise ApiError(404, "Session not found")
+        messages = [_message(entry) for entry in session.messages]
+        return JSONResponse({"transcript": messages, "facts": session.facts})
+
+    async def trace_job(self, request: Request) -> Response:
+        asked = await parse(TraceJob, request)
+        self._jobs += 1
+        name = asked.name or f"job-{self._jobs}"
+        return JSONResponse({"job_id": str(uuid.uuid4()), "name": name, "status": "running"})
+
+
+def _message(entry: Any) -> dict[str, Any]:
+    if isinstance(entry, dict) and "role" in entry and "content" in entry:
+        return entry
+    return {"role": "assistant", "content": entry}

@@ -1,0 +1,181 @@
+"""Verifiers: bundles that clients upload, and their execution in processes of their own."""
+
+import base64
+import binascii
+import io
+import tempfile
+import time
+import uuid
+import zipfile
+from collections import OrderedDict
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from environments.api import DATABASES, Instance
+from environments.fleet_emulator.codec import ExecuteFunction, ExecuteVerifier
+from environments.fleet_emulator.counters import Counters
+from environments.fleet_emulator.faults import Plan, VerifierOutcome
+from environments.fleet_emulator.lookup import FleetLookup
+from environments.fleet_emulator.tasks import TaskStore
+from environments.fleet_emulator.verifier_pool import Answer, VerifierPool
+from environments.server.codec import ApiError, instance_body, parse
+from environments.server.runner import PREFIX
+
+MAX_BUNDLES = 4_096
+MAX_CODE_BYTES = 2**20
+_MEMORY = Path("/dev/shm")
+
+
+class Verifiers:
+    """`over_http`: executed verifiers query the instance through the emulator's own routes, as
+    they do at Fleet. Otherwise they get copies of its databases, which takes half the time.
+    """
+
+    def __init__(
+        self,
+        pool: VerifierPool,
+        lookup: FleetLookup,
+        tasks: TaskStore,
+        plan: Plan,
+        counters: Counters,
+        *,
+        max_seconds: float,
+        over_http: bool,
+    ) -> None:
+        self._pool = pool
+        self._lookup = lookup
+        self._tasks = tasks
+        self._plan = plan
+        self._counters = counters
+        self._max_seconds = max_seconds
+        self._over_http = over_http
+        self._bundles: OrderedDict[str, str] = OrderedDict()
+
+    def routes(self) -> list[Route]:
+        function = f"{PREFIX}/execute_verifier_function"
+        return [
+            Route("/v1/verifiers/check", self.check),
+            Route("/v1/verifiers/execute", self.execute, methods=["POST"]),
+            Route("/v1/verifiers/{verifier_id}", self.get),
+            Route(function, self.execute_function, methods=["POST"]),
+        ]
+
+    async def check(self, request: Request) -> Response:
+        return JSONResponse({"success": request.query_params.get("sha256") in self._bundles})
+
+    async def get(self, request: Request) -> Response:
+        verifier = self._tasks.verifier(request.path_params["verifier_id"])
+        if verifier is None:
+            raise ApiError(404, "Verifier not found")
+        return JSONResponse(verifier)
+
+    async def execute(self, request: Request) -> Response:
+        asked = await parse(ExecuteVerifier, request)
+        instance_id = asked.instance_id()
+        code = self._code(asked)
+        started = time.monotonic()
+        outcome = self._plan.next_outcome()
+        if outcome is not None:
+            answer = _injected(outcome)
+        else:
+            job = {"code": code, "function": asked.function_name, "arguments": asked.args}
+            answer = await self._run(request, instance_id, job, asked.timeout)
+        return JSONResponse(
+            {
+                **answer,
+                "key": asked.key,
+                "version": 1,
+                "verifier_id": f"verifier-{asked.key}",
+                "execution_id": str(uuid.uuid4()),
+                "execution_time_ms": round((time.monotonic() - started) * 1e3),
+                "bundle_cache_hit": asked.bundle is None,
+            }
+        )
+
+    async def execute_function(self, request: Request) -> Response:
+        """The instance's own way: no bundle, and the verifier's only argument is the instance."""
+        self._lookup.running(request)
+        asked = await parse(ExecuteFunction, request)
+        job = {"code": asked.function_code, "function": asked.function_name, "arguments": None}
+        answer = await self._run(request, request.path_params["instance_id"], job, 60)
+        error = answer["error"] and f"{answer['error']['type']}: {answer['error']['message']}"
+        return JSONResponse(
+            {
+                "success": answer["success"],
+                "result": answer["result"],
+                "error": error,
+                "message": answer["stdout"] or "executed",
+            }
+        )
+
+    def _code(self, asked: ExecuteVerifier) -> str:
+        if asked.bundle is not None:
+            code = _unpack(asked.bundle)
+            self._bundles[asked.sha256 or ""] = code
+            if len(self._bundles) > MAX_BUNDLES:
+                self._bundles.popitem(last=False)
+            return code
+        code = self._bundles.get(asked.sha256 or "")
+        if code is None:
+            raise ApiError(404, f"Bundle not found: {asked.sha256}")
+        return code
+
+    async def _run(
+        self, request: Request, instance_id: str, job: dict[str, Any], timeout_s: float
+    ) -> Answer:
+        record = self._lookup.registry.get(instance_id)
+        if record is None:
+            raise ApiError(404, f"Instance '{instance_id}' not found")
+        if record.instance is None:
+            message = f"Failed to load instance resources: '{instance_id}' is not running"
+            return _failure("FleetEnvironmentError", message)
+        base_url = str(request.base_url).rstrip("/")
+        job |= {
+            "timeout": min(timeout_s, self._max_seconds),
+            "instance": instance_body(record, base_url),
+            "base_url": base_url,
+        }
+        with self._databases(record.instance) as paths, self._counters.verifiers.one():
+            return await self._pool.execute({**job, "databases": paths})
+
+    @contextmanager
+    def _databases(self, instance: Instance) -> Generator[dict[str, str] | None]:
+        """Copies of the databases as they are now."""
+        if self._over_http:
+            yield None
+            return
+        with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as folder:
+            paths = {name: str(Path(folder, f"{name}.db")) for name in DATABASES}
+            for name in DATABASES:
+                Path(paths[name]).write_bytes(instance.snapshot(name))
+            yield paths
+
+
+def _unpack(bundle: str) -> str:
+    """The code of a bundle. Raises `ApiError` 400."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(base64.b64decode(bundle, validate=True))) as archive:
+            if archive.getinfo("verifier.py").file_size > MAX_CODE_BYTES:
+                raise ApiError(400, f"verifier.py is larger than {MAX_CODE_BYTES} bytes")
+            return archive.read("verifier.py").decode()
+    except (binascii.Error, zipfile.BadZipFile, KeyError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"bundle: not base64 of a zip with verifier.py ({error})") from error
+
+
+def _failure(kind: str, message: str) -> Answer:
+    error = {"type": kind, "message": message, "traceback": ""}
+    return {"success": False, "result": None, "error": error, "stdout": ""}
+
+
+def _injected(outcome: VerifierOutcome) -> Answer:
+    if outcome.kind == "failed":
+        return _failure("RuntimeError", outcome.message)
+    judged = outcome.kind == "judge_error"
+    stdout = f"JUDGE ERROR: {outcome.message}\n" if judged else ""
+    return {"success": True, "result": 0 if judged else None, "error": None, "stdout": stdout}
