@@ -41,6 +41,11 @@ def offered(tools: Sequence[Tool], task: Task) -> dict[str, Tool]:
     chosen = {tool.name: tool for tool in tools if joint or tool.name != COMPUTER}
     if SUBMIT_FINAL_ANSWER.name in task.prompt:
         chosen.setdefault(SUBMIT_FINAL_ANSWER.name, SUBMIT_FINAL_ANSWER)
+    if not chosen:
+        raise NothingToOfferError(
+            "the environment lists no tool that the policy could call; a task that needs none says "
+            'so by "task_modality": "single_turn"'
+        )
     return chosen
 
 

@@ -13,9 +13,10 @@ from services.env_gateway.config import EnvGatewayConfig
 from services.env_gateway.episodes import EpisodeBook, State
 from services.env_gateway.journal import Journal
 from services.env_gateway.offer import COMPUTER, NothingToOfferError, offered
-from services.env_gateway.ports import BackendError, Provision, Tool
+from services.env_gateway.ports import BackendError, Instance, Provision, Tool
 from services.env_gateway.retry import Backoff
 from services.env_gateway.session import Session
+from services.env_gateway.tasks import SINGLE_TURN
 
 _LOG = get_logger(__name__)
 # An instance that ends itself must outlive the episode and its grading.
@@ -94,6 +95,13 @@ class Opener:
         if instance is None or _closed(session):
             return
         self._enter(session, State.WARMING)
+        if session.episode.spec.task.modality != SINGLE_TURN:
+            await self._meet(session, instance)
+        if not _closed(session):
+            self._book.ready(session.episode, _now())
+
+    async def _meet(self, session: Session, instance: Instance) -> None:
+        """Wait until the instance has tools, and for what it shows first."""
         tools = await self._retried(
             session,
             lambda timeout_s: instance.list_tools(timeout_s=timeout_s),
@@ -109,8 +117,6 @@ class Opener:
         if session.screen is not None:
             shown = await session.screen.shown_parts(shown)
         session.first_observation = session.media.keep(tuple(shown))
-        if not _closed(session):
-            self._book.ready(session.episode, _now())
 
     def _offer(self, session: Session, tools: Sequence[Tool]) -> None:
         try:

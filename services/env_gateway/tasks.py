@@ -14,7 +14,8 @@ _ALIASES = {
     "data_id": "data_key",
     "verifier_func": "verifier_code",
 }
-MODALITIES = ("tool_use", "computer_use", "browser_use", "joint")
+SINGLE_TURN = "single_turn"
+MODALITIES = ("tool_use", "computer_use", "browser_use", "joint", SINGLE_TURN)
 _ENV_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _CURRENT_DATE = "CURRENT_DATE"
 
@@ -25,7 +26,8 @@ class TaskError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """`verifier` is Python source. `current_date` is empty when the environment has no clock."""
+    """`verifier` is Python source. `current_date` is empty when the environment has no clock. A
+    `single_turn` task has no tools: what the policy answers to its prompt is graded."""
 
     key: str
     prompt: str

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from services.common import trace
@@ -155,7 +155,7 @@ class AttemptRunner:
         prompt_ids = self._prompts.prompt_ids(info.facts, info.tools)
         state.transcript = Transcript(prompt_ids)
         state.digests = digests(info, state.transcript)
-        state.messages.append({"role": "user", "content": info.facts.prompt})
+        state.messages.append({"role": "user", "content": info.facts.task})
         observe("prompt", self._tokenizer.decode(prompt_ids))
         while True:
             if len(state.transcript) > self._limits.max_input_length:
@@ -175,7 +175,8 @@ class AttemptRunner:
         state.counts.turns += 1
         sampled = self._clock()
         turn, ended = self._read(completion, state, observe)
-        texts, env_done = await self._execute(turn, episode, state)
+        calls = () if state.single_turn else turn.items
+        texts, env_done = await self._execute(calls, episode, state)
         state.turns.append(
             TurnTiming(sampled - began, self._clock() - sampled, shown, len(completion.token_ids))
         )
@@ -206,7 +207,7 @@ class AttemptRunner:
         state.messages.append({"role": "assistant", "content": text})
         observe("completion", text)
         turn = parse_turn(text, thinking=self._prompts.opens_thinking)
-        if turn.done:
+        if turn.done or state.single_turn:
             state.answer = turn.answer
         return turn, ended
 
@@ -215,16 +216,20 @@ class AttemptRunner:
     ) -> StopReason | None:
         if turn.done or env_done:
             return StopReason.DONE
-        if completion.cut and not turn.has_call:
+        if completion.cut and (state.single_turn or not turn.has_call):
             return StopReason.GENERATION_LENGTH
+        if state.single_turn:
+            return StopReason.DONE
         if state.counts.turns >= self._limits.max_turns:
             return StopReason.MAX_TURNS
         return None
 
-    async def _execute(self, turn: Turn, episode: Episode, state: State) -> tuple[list[str], bool]:
+    async def _execute(
+        self, calls: Sequence[ToolCall | ParseError], episode: Episode, state: State
+    ) -> tuple[list[str], bool]:
         """Observations of all calls in order, and whether the environment ended the episode."""
         texts: list[str] = []
-        for item in turn.items:
+        for item in calls:
             if isinstance(item, ParseError):
                 state.counts.parse_errors += 1
                 texts.append(self._prompts.observation_text("parse_error", [item.message]))

@@ -30,11 +30,18 @@ class TemplateError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PromptFacts:
-    """What the environment says about itself. `current_date` is its own clock, or empty."""
+    """What the environment says about itself. `current_date` is its own clock, or empty, and
+    `shown` what it shows before the first turn."""
 
     prompt: str
     current_date: str
     variables: Mapping[str, str]
+    shown: tuple[str, ...] = ()
+
+    @property
+    def task(self) -> str:
+        """What the user says: the prompt, then what there is to see."""
+        return "\n\n".join([self.prompt, *self.shown])
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +79,14 @@ class PromptBuilder:
 
     def prompt_ids(self, facts: PromptFacts, tools: Sequence[Tool]) -> list[int]:
         """The prompt of an episode, the start of the policy's first turn included."""
-        user = {"role": "user", "content": self._harmless(facts.prompt)}
+        user = {"role": "user", "content": self._harmless(facts.task)}
         schemas = [_schema(tool) for tool in tools]
         if self._profile == "minimal":
             text = self._tokenizer.apply_chat_template([user], schemas, True)
         else:
-            system = {"role": "system", "content": self._harmless(system_text(facts, schemas))}
-            text = self._tokenizer.apply_chat_template([system, user], None, True)
+            told = self._harmless(system_text(facts, schemas))
+            messages = [{"role": "system", "content": told}, user] if told else [user]
+            text = self._tokenizer.apply_chat_template(messages, None, True)
         return self._tokenizer.encode(text)
 
     def observation_ids(self, observations: Sequence[str], *, turn_ended: bool = True) -> list[int]:
@@ -173,12 +181,17 @@ def _schema(tool: Tool) -> dict[str, Any]:
 
 
 def system_text(facts: PromptFacts, schemas: Sequence[Mapping[str, Any]]) -> str:
-    """The system message of profile "full". The date is the environment's, never the host's."""
+    """The system message of profile "full". The date is the environment's, never the host's.
+
+    Without tools it says what the environment knows, which may be nothing.
+    """
+    known = [_date_section(facts.current_date), _context_section(facts.variables)]
+    if not schemas:
+        return "\n\n".join(section for section in known if section)
     names = [str(schema["function"]["name"]) for schema in schemas]
     sections = [
         "You are a helpful agent. Complete the task by calling tools.",
-        _date_section(facts.current_date),
-        _context_section(facts.variables),
+        *known,
         "## Available Tools\n" + json.dumps(list(schemas), indent=2, ensure_ascii=False),
         "## Tool Call Format\n"
         f"Use the tools listed above by name ({', '.join(names)}):\n"

@@ -34,6 +34,11 @@ class State:
     answer: str | None = None
     digests: dict[str, bytes] = field(default_factory=dict[str, bytes])
 
+    @property
+    def single_turn(self) -> bool:
+        """Whether there is nothing to call: the first turn is the answer."""
+        return self.info is not None and not self.info.tools
+
 
 def digests(info: EpisodeInfo, transcript: Transcript) -> dict[str, bytes]:
     """Of the tools as the environment gave them, and of the prompt's token ids."""

@@ -1,9 +1,9 @@
 """Demonstrations of word problems, by a demonstrator that can do sums and mostly stops early.
 
-Before each line of working but the first it may be *lazy* and answer with the number that it has so far: right
-in form, wrong in fact. A clone of it stops at once when it acts greedily and works a problem
-through now and then when it samples. It is also a little *sloppy*: a step may be left out, or done
-with the wrong operator.
+Before each line of working but the first it may be *lazy* and answer with the number that it has
+so far: right in form, wrong in fact. A clone of it stops there when it acts greedily and works a
+problem through now and then when it samples. It is also a little *sloppy*: a step may be left out,
+or done with the wrong operator.
 """
 
 import random

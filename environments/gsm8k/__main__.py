@@ -1,0 +1,111 @@
+"""Write a task file of questions with a number for an answer.
+
+python -m environments.gsm8k --from openai/gsm8k --subset main --split train --out FILE
+python -m environments.gsm8k --from train.parquet --out FILE
+python -m environments.gsm8k --from arithmetic --split test --count 192 --out FILE
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from environments.gsm8k.dataset import (
+    GENERATED,
+    GENERATED_COUNT,
+    INSTRUCTION,
+    DatasetError,
+    Question,
+    questions,
+)
+from environments.gsm8k.state import data_id
+
+VERSION = "v1"
+RULES = ("strict", "flexible")
+
+
+def make_tasks(
+    asked: Sequence[Question], split: str, *, env_key: str, rule: str
+) -> Iterator[dict[str, Any]]:
+    """The questions as tasks, in the form of `environments.tasks`."""
+    verifier = (Path(__file__).parent / "verifiers" / f"{rule}.py").read_text(encoding="utf-8")
+    for index, question in enumerate(asked):
+        yield {
+            "key": f"{env_key}-{split}-{index:06d}",
+            "prompt": question.prompt,
+            "env_id": env_key,
+            "version": VERSION,
+            "data_id": data_id(split, index, question.answer),
+            "data_version": VERSION,
+            "verifier_func": verifier,
+            "task_modality": "single_turn",
+            "env_variables": {},
+        }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m environments.gsm8k",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--from",
+        dest="source",
+        required=True,
+        help="a .parquet or .jsonl file, the id of a data set of the hub, or `arithmetic` for "
+        "generated word problems",
+    )
+    parser.add_argument("--split", default="train", help="default %(default)s")
+    parser.add_argument("--subset", help="folder of the data set, where it has several")
+    parser.add_argument(
+        "--count",
+        type=int,
+        help=f"questions, from the first; default all, {GENERATED_COUNT} of `arithmetic`",
+    )
+    parser.add_argument(
+        "--rule",
+        choices=RULES,
+        default="strict",
+        help='what is checked: the number after "####" (strict), or the last number (flexible)',
+    )
+    parser.add_argument(
+        "--instruction",
+        help=f"text behind each question; default {INSTRUCTION!r}, none for `arithmetic` and for "
+        "prompts that are whole",
+    )
+    parser.add_argument("--out", type=Path, required=True, help="file to write")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0, or 2 when the data cannot be used."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.count is not None and options.count < 1:
+        parser.error("--count must be at least 1")
+    if "/" in options.split or not options.split:
+        parser.error("--split must be a name such as train")
+    try:
+        asked = questions(
+            options.source,
+            options.split,
+            subset=options.subset,
+            count=options.count,
+            instruction=options.instruction,
+        )
+    except DatasetError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    env_key = "arithmetic" if options.source == GENERATED else "gsm8k"
+    tasks = list(make_tasks(asked, options.split, env_key=env_key, rule=options.rule))
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps({"tasks": tasks}, indent=1) + "\n", encoding="utf-8")
+    print(f"{options.out}: {len(tasks)} tasks of split {options.split}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
