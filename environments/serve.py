@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from environments.scenario import APPS
+from environments.api import ALL_KEYS
 from environments.server.app import build_app
 from environments.server.registry import Registry
 from environments.server.serving import HOST_HEADERS, TOKEN_VARIABLE, add_options, listen, serve
@@ -31,7 +31,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--env",
         action="append",
-        choices=list(APPS),
+        choices=ALL_KEYS,
         help="environment to serve; may be repeated (default: all)",
     )
     parser.add_argument(
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     app = build_app(
         Registry(options.max_instances),
-        tuple(options.env or APPS),
+        tuple(options.env or ALL_KEYS),
         hosts=list(HOST_HEADERS),
         token=os.environ.get(TOKEN_VARIABLE),
     )

@@ -171,7 +171,7 @@ def environment_body(env_key: str) -> dict[str, Any]:
     return {
         "env_key": env_key,
         "name": env_key.capitalize(),
-        "description": f"{len(APPS[env_key].tools)} tools",
+        "description": f"{len(APPS[env_key].tools) if env_key in APPS else 0} tools",
         "default_version": ENVIRONMENT_VERSION,
         "versions": {ENVIRONMENT_VERSION: env_key},
     }
