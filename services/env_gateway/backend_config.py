@@ -100,7 +100,13 @@ class FleetOpenEnvConfig(Model):
 
 
 class EmbeddedConfig(Model):
-    """The environments of this repository, in worker processes."""
+    """The environments of this repository, in worker processes.
+
+    A worker that is busy with one request for `hang_s` is ended, with the instances on it.
+    """
+
+    workers: Annotated[int, Field(ge=1, le=256)] = 2
+    hang_s: Seconds = 30.0
 
 
 class BackendsConfig(Model):

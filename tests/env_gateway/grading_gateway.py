@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from environments.oracle import plan
+from services.env_gateway.adapters.embedded import EmbeddedBackend
+from services.env_gateway.backend_config import EmbeddedConfig
 from services.env_gateway.config import EnvGatewayConfig
 from services.env_gateway.gateway import Gateway
 from services.env_gateway.journal import Journal
@@ -17,6 +19,7 @@ from services.env_gateway.verdicts import VerifierRunner, load_digests
 from services.env_gateway.verify.pool import VerifierPool
 from tests.env_gateway.support import open_spec, opened
 
+ENV_KEYS = ("booking", "tracker", "shop")
 DIGESTS = Path(__file__).parents[2] / "environments" / "verifiers.sha256"
 
 
@@ -39,6 +42,16 @@ async def grading_gateway(
         await gateway.drain(0.0)
         await pool.close()
         journal.close()
+
+
+@asynccontextmanager
+async def embedded_gateway() -> AsyncGenerator[Gateway]:
+    backend = EmbeddedBackend(EmbeddedConfig())
+    try:
+        async with grading_gateway({"embedded": backend}) as gateway:
+            yield gateway
+    finally:
+        await backend.close()
 
 
 async def solve(gateway: Gateway, session: Session, task: Mapping[str, Any]) -> None:

@@ -22,8 +22,8 @@ from services.env_gateway.grading import Reason
 from services.env_gateway.ports import BackendError, Orphan, Provision
 from services.env_gateway.session import Outcome
 from services.env_gateway.tasks import parse_task
+from tests.env_gateway.grading_gateway import ENV_KEYS, grading_gateway, reward_of
 from tests.env_gateway.support import open_spec, opened, until
-from tests.env_gateway.test_embedded import ENV_KEYS, grading_gateway, reward_of
 
 COMMAND = (sys.executable, "-m", "environments.serve", "--port", "0")
 CONFIG = McpConfig(command=COMMAND, instances=True)

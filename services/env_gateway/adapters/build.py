@@ -17,7 +17,7 @@ def build(name: BackendName, config: BackendsConfig, *, max_calls: int) -> Backe
 def _embedded(config: BackendsConfig, max_calls: int) -> Backend:
     from services.env_gateway.adapters.embedded import EmbeddedBackend
 
-    return EmbeddedBackend()
+    return EmbeddedBackend(config.embedded)
 
 
 def _mcp(config: BackendsConfig, max_calls: int) -> Backend:

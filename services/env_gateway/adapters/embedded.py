@@ -1,11 +1,12 @@
-"""The environments of this repository, in the gateway's own process."""
+"""The environments of this repository, in worker processes of the gateway."""
 
-import json
-import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from environments import api
+from services.env_gateway.adapters.embedded_pool import Worker, WorkerPool
+from services.env_gateway.adapters.embedded_worker import decode_value
+from services.env_gateway.backend_config import EmbeddedConfig
 from services.env_gateway.ports import (
     BackendError,
     CallResult,
@@ -23,81 +24,131 @@ from services.env_gateway.ports import (
 
 
 class EmbeddedInstance:
-    """Calls run on the event loop: each is a few SQLite statements in memory, well under 1 ms."""
+    """One app in a worker, which it is lost with."""
 
     env_version = "v1"
 
-    def __init__(self, instance_id: str, data_version: str, instance: api.Instance) -> None:
-        self.instance_id = instance_id
+    def __init__(
+        self, backend: "EmbeddedBackend", worker: Worker, episode_id: str, data_version: str
+    ) -> None:
+        self.instance_id = _instance_id(episode_id)
         self.data_version = data_version
-        self._instance = instance
+        self._backend = backend
+        self._worker = worker
+        self._episode_id = episode_id
 
     async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:
-        return [
-            Tool(
-                spec.name,
-                spec.description,
-                json.dumps(spec.parameters),
-                read_only=spec.read_only,
-                idempotent=spec.idempotent,
-            )
-            for spec in self._instance.tools()
-        ]
-
-    async def call(
-        self, name: str, arguments: Mapping[str, Any], *, timeout_s: float
-    ) -> CallResult:
-        try:
-            value = self._instance.call(name, dict(arguments))
-        except api.ToolError as error:
-            return CallResult((Text(str(error)),), is_error=True)
-        return CallResult((Text(json.dumps(value)),))
-
-    async def query(self, db: str, sql: str, args: Sequence[SqlValue], *, timeout_s: float) -> Rows:
-        try:
-            rows = self._instance.query(_database(db), sql, args)
-        except sqlite3.Error as error:
-            raise QueryError(str(error)) from error
-        return Rows(tuple(rows.columns), rows.rows)
-
-    async def snapshot(self, db: str, *, timeout_s: float) -> bytes | None:
-        return self._instance.snapshot(_database(db))
+        answer = await self._ask("tools", timeout_s)
+        return [Tool(**tool) for tool in answer["tools"]]
 
     async def observe(self, *, timeout_s: float) -> Sequence[Part]:
         return ()
 
+    async def call(
+        self, name: str, arguments: Mapping[str, Any], *, timeout_s: float
+    ) -> CallResult:
+        answer = await self._ask("call", timeout_s, name=name, arguments=arguments)
+        if (refusal := answer.get("refused")) is not None:
+            return CallResult((Text(refusal),), is_error=True)
+        return CallResult((Text(answer["text"]),))
+
     async def grade(self, submission: Submission, *, timeout_s: float) -> Execution | None:
         return None
 
+    async def query(self, db: str, sql: str, args: Sequence[SqlValue], *, timeout_s: float) -> Rows:
+        answer = await self._ask("query", timeout_s, db=_database(db), sql=sql, args=list(args))
+        if (refusal := answer.get("refused")) is not None:
+            raise QueryError(refusal)
+        rows = [[decode_value(value) for value in row] for row in answer["rows"]]
+        return Rows(tuple(answer["columns"]), rows)
+
+    async def snapshot(self, db: str, *, timeout_s: float) -> bytes | None:
+        answer = await self._ask("snapshot", timeout_s, db=_database(db))
+        return decode_value(answer["content"])
+
     async def close(self, *, timeout_s: float) -> None:
-        self._instance.close()
+        await self._backend.reclaim(Orphan(self._episode_id), timeout_s=timeout_s)
+
+    async def alive(self, *, timeout_s: float) -> bool:
+        return not self._worker.ended
+
+    async def _ask(self, op: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
+        message = {"op": op, "instance": self.instance_id, **fields}
+        return await self._worker.request(message, timeout_s=timeout_s)
 
 
 class EmbeddedBackend:
     """Instances end with the process, so that a restart finds none to reclaim."""
 
+    def __init__(self, config: EmbeddedConfig) -> None:
+        self.pool = WorkerPool(size=config.workers, hang_s=config.hang_s)
+        # By episode, from before its instance is asked for.
+        self._placed: dict[str, Worker] = {}
+
     def serves(self, env_key: str) -> bool:
-        return env_key in api.ENV_KEYS
+        return env_key in api.ALL_KEYS
 
     async def provision(self, request: Provision, *, timeout_s: float) -> EmbeddedInstance:
         task = request.task
         data_version = task.data_version or "v1"
+        worker = await self._place(request.episode_id, timeout_s)
+        message = {
+            "op": "open",
+            "instance": _instance_id(request.episode_id),
+            "env_key": task.env_key,
+            "data_id": task.data_key,
+            "data_version": data_version,
+        }
         try:
-            instance = api.open_instance(task.env_key, task.data_key, data_version)
-        except ValueError as error:
-            raise BackendError("bad_task", str(error), delivered=False, invalid=True) from error
-        return EmbeddedInstance(f"embedded-{request.episode_id}", data_version, instance)
+            answer = await worker.request(message, timeout_s=timeout_s)
+        except BackendError as error:
+            if error.lost:
+                # Nothing is lost with an instance that is only being made.
+                raise BackendError("worker_ended", str(error), delivered=None) from error
+            raise
+        if (refusal := answer.get("refused")) is not None:
+            self._forget(request.episode_id)
+            raise BackendError("bad_task", refusal, delivered=False, invalid=True)
+        return EmbeddedInstance(self, worker, request.episode_id, data_version)
 
     async def reclaim(self, orphan: Orphan, *, timeout_s: float) -> None:
         """An instance of a process that has ended has ended too."""
+        worker = self._placed.get(orphan.episode_id)
+        if worker is None:
+            return
+        if not worker.ended:
+            message = {"op": "close", "instance": _instance_id(orphan.episode_id)}
+            try:
+                await worker.request(message, timeout_s=timeout_s)
+            except BackendError as error:
+                if not error.lost:
+                    raise
+        self._forget(orphan.episode_id)
 
     async def close(self) -> None:
-        """Instances hold nothing but memory."""
+        await self.pool.close()
+
+    async def _place(self, episode_id: str, timeout_s: float) -> Worker:
+        """The worker that the episode has been placed on, or the one with the most room."""
+        placed = self._placed.get(episode_id)
+        if placed is not None and not placed.ended:
+            return placed
+        worker = await self.pool.place(timeout_s)
+        self._placed[episode_id] = worker
+        worker.instances += 1
+        return worker
+
+    def _forget(self, episode_id: str) -> None:
+        worker = self._placed.pop(episode_id, None)
+        if worker is not None:
+            worker.instances -= 1
 
 
-def _database(name: str) -> api.DatabaseName:
-    if name == "seed":
-        return "seed"
-    if name == "current":
-        return "current"
-    raise QueryError(f"no database {name!r}: use 'seed' or 'current'")
+def _instance_id(episode_id: str) -> str:
+    return f"embedded-{episode_id}"
+
+
+def _database(name: str) -> str:
+    if name not in api.DATABASES:
+        raise QueryError(f"no database {name!r}: use 'seed' or 'current'")
+    return name

@@ -1,0 +1,233 @@
+"""Worker processes for embedded environments, started ahead and again when one ends."""
+
+import asyncio
+import json
+import os
+import random
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import services
+from services.common.arguments import TOKEN_VARIABLE
+from services.common.log import get_logger
+from services.env_gateway.adapters import child, embedded_worker
+from services.env_gateway.ports import BackendError
+from services.env_gateway.retry import Backoff
+
+_LOG = get_logger(__name__)
+_BASE_S, _CAP_S = 0.1, 10.0
+# A worker that ran this long was healthy: its next end is not a crash loop.
+_HEALTHY_S = 60.0
+
+
+@dataclass(eq=False, slots=True)
+class _Request:
+    line: bytes
+    answer: asyncio.Future[dict[str, Any]]
+
+
+class Worker:
+    """One process. It works on one request at a time, so that it is always known which may have
+    been executed; the others wait here. One that works on a request for `hang_s` is killed.
+
+    `instances` counts those that were placed on it.
+    """
+
+    def __init__(self, process: asyncio.subprocess.Process, hang_s: float) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        self._process = process
+        self._stdin = process.stdin
+        self._stdout = process.stdout
+        self._hang_s = hang_s
+        self._waiting: deque[_Request] = deque()
+        self._running: _Request | None = None
+        self._running_since = 0.0
+        self._watch: asyncio.TimerHandle | None = None
+        self.ended = False
+        self.instances = 0
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def request(self, message: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
+        """Raises BackendError; `lost` when the worker ends, and with it what it hosts."""
+        if self.ended:
+            raise _lost(delivered=False)
+        loop = asyncio.get_running_loop()
+        request = _Request(_encode(message), loop.create_future())
+        self._waiting.append(request)
+        self._send_next()
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await request.answer
+        except TimeoutError:
+            delivered = None if request is self._running else False
+            raise BackendError(
+                "timeout", f"no answer in {timeout_s:.1f} s", delivered=delivered
+            ) from None
+        if "fault" in answer:
+            raise BackendError("internal", answer["fault"], delivered=None)
+        if "too_large" in answer:
+            size = f"{answer['too_large']} bytes, more than {embedded_worker.MAX_ANSWER_BYTES}"
+            raise BackendError("too_large", f"the answer is {size}", delivered=None, invalid=True)
+        return answer
+
+    async def serve(self) -> None:
+        """Take in answers until the process ends."""
+        try:
+            while line := await self._stdout.readline():
+                self._answered(json.loads(line))
+        except ValueError as error:
+            _LOG.exception("environment_worker_misspoke", error=str(error)[:200])
+        finally:
+            self._end()
+        await self._process.wait()
+
+    async def kill(self) -> None:
+        self._end()
+        await self._process.wait()
+
+    def _answered(self, answer: dict[str, Any]) -> None:
+        request, self._running = self._running, None
+        if request is None:
+            raise ValueError("an answer that nothing was asked for")
+        if not request.answer.done():
+            request.answer.set_result(answer)
+        self._send_next()
+
+    def _send_next(self) -> None:
+        """Requests that nobody waits for any more are dropped: they have not been executed."""
+        while self._running is None and self._waiting and not self.ended:
+            request = self._waiting.popleft()
+            if request.answer.done():
+                continue
+            self._running = request
+            loop = asyncio.get_running_loop()
+            self._running_since = loop.time()
+            if self._watch is None:
+                self._watch = loop.call_later(self._hang_s, self._check)
+            self._stdin.write(request.line)
+
+    def _check(self) -> None:
+        """One timer serves all requests: each only notes when it began."""
+        loop = asyncio.get_running_loop()
+        self._watch = None
+        if self._running is None:
+            return
+        left_s = self._running_since + self._hang_s - loop.time()
+        if left_s > 0:
+            self._watch = loop.call_later(left_s, self._check)
+            return
+        _LOG.error("environment_worker_hung", pid=self.pid, instances=self.instances)
+        self._end()
+
+    def _end(self) -> None:
+        self.ended = True
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+        self._stdin.close()
+        running, self._running = self._running, None
+        if running is not None and not running.answer.done():
+            running.answer.set_exception(_lost(delivered=None))
+        while self._waiting:
+            request = self._waiting.popleft()
+            if not request.answer.done():
+                request.answer.set_exception(_lost(delivered=False))
+
+
+class WorkerPool:
+    """`size` workers, each kept running. Belongs to the event loop that it is made in."""
+
+    def __init__(self, *, size: int, hang_s: float) -> None:
+        self._hang_s = hang_s
+        self._workers: dict[int, Worker] = {}
+        self._started = asyncio.Event()
+        self._keepers = [asyncio.create_task(self._keep(slot)) for slot in range(size)]
+
+    @property
+    def workers(self) -> Sequence[Worker]:
+        """Those that run now."""
+        return [worker for worker in self._workers.values() if not worker.ended]
+
+    async def place(self, timeout_s: float) -> Worker:
+        """The worker with the fewest instances. Raises BackendError when none runs in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not (workers := self.workers):
+                    self._started.clear()
+                    await self._started.wait()
+        except TimeoutError:
+            message = "no worker for embedded environments runs; the log says why"
+            raise BackendError("starting", message, delivered=False) from None
+        return min(workers, key=lambda worker: worker.instances)
+
+    async def close(self) -> None:
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+
+    async def _keep(self, slot: int) -> None:
+        loop = asyncio.get_running_loop()
+        backoff = _backoff()
+        while True:
+            started = loop.time()
+            try:
+                await self._run_once(slot)
+            except OSError as error:
+                _LOG.exception("environment_worker_not_started", error=str(error))
+            if loop.time() - started > _HEALTHY_S:
+                backoff = _backoff()
+            await asyncio.sleep(backoff.next())
+
+    async def _run_once(self, slot: int) -> None:
+        worker = Worker(await _start(), self._hang_s)
+        self._workers[slot] = worker
+        self._started.set()
+        try:
+            await worker.serve()
+            _LOG.error("environment_worker_ended", pid=worker.pid, instances=worker.instances)
+        finally:
+            await asyncio.shield(worker.kill())
+
+
+async def _start() -> asyncio.subprocess.Process:
+    """Ends with this process, however that ends: its input closes, and it is killed besides."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, child.__file__, str(os.getpid())),
+        *("python", "-m", embedded_worker.__name__),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,
+        limit=embedded_worker.MAX_ANSWER_BYTES,
+        cwd=Path(services.__path__[0]).parent,
+        # The run's own token is not for apps.
+        env={name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE},
+    )
+
+
+def _encode(message: Mapping[str, Any]) -> bytes:
+    try:
+        return embedded_worker.encode(message)
+    except (ValueError, RecursionError) as error:
+        raise BackendError(
+            "bad_request", f"not JSON: {error}", delivered=False, bad_arguments=True
+        ) from error
+
+
+def _lost(*, delivered: bool | None) -> BackendError:
+    message = "the worker process of the environment ended"
+    return BackendError("lost", message, delivered=delivered, lost=True)
+
+
+def _backoff() -> Backoff:
+    return Backoff(base_s=_BASE_S, cap_s=_CAP_S, rng=random.Random())

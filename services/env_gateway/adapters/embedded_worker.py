@@ -1,0 +1,137 @@
+"""Runs environments of this repository for the gateway: one JSON request per line, one answer each.
+
+Started with its standard input and output as pipes; ends when the input does. An app runs to its
+end before the next request is read, so that a process hosts many instances without a lock.
+"""
+
+import base64
+import json
+import os
+import sqlite3
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO
+
+from environments import api
+
+# With the answer's line feed, what the gateway reads of one answer at most.
+MAX_ANSWER_BYTES = 64 * 2**20
+
+Message = dict[str, Any]
+
+
+class Host:
+    """Instances by their id, and what the gateway may ask of each."""
+
+    def __init__(self) -> None:
+        self._instances: dict[str, api.Instance] = {}
+        self._operations: Mapping[str, Callable[[Message], Message]] = {
+            "open": self._open,
+            "tools": self._tools,
+            "call": self._call,
+            "query": self._query,
+            "snapshot": self._snapshot,
+            "close": self._close,
+            "instances": lambda _: {"instances": list(self._instances)},
+        }
+
+    def answer(self, line: bytes) -> Message:
+        try:
+            request = json.loads(line)
+            return self._operations[request["op"]](request)
+        except Exception as error:  # noqa: BLE001
+            # An app's own fault. It is told, and the other instances go on.
+            traceback.print_exc()
+            return {"fault": repr(error)[:500]}
+
+    def _open(self, request: Message) -> Message:
+        if request["instance"] not in self._instances:
+            try:
+                instance = api.open_instance(
+                    request["env_key"], request["data_id"], request["data_version"]
+                )
+            except ValueError as error:
+                return {"refused": str(error)}
+            self._instances[request["instance"]] = instance
+        return {}
+
+    def _tools(self, request: Message) -> Message:
+        tools = self._instances[request["instance"]].tools()
+        return {
+            "tools": [
+                {
+                    "name": tool.name,
+                    "description": tool.description,
+                    "input_schema_json": json.dumps(tool.parameters),
+                    "read_only": tool.read_only,
+                    "idempotent": tool.idempotent,
+                }
+                for tool in tools
+            ]
+        }
+
+    def _call(self, request: Message) -> Message:
+        try:
+            value = self._instances[request["instance"]].call(request["name"], request["arguments"])
+        except api.ToolError as error:
+            return {"refused": str(error)}
+        return {"text": json.dumps(value)}
+
+    def _query(self, request: Message) -> Message:
+        args = [decode_value(value) for value in request["args"]]
+        try:
+            rows = self._instances[request["instance"]].query(request["db"], request["sql"], args)
+        except sqlite3.Error as error:
+            return {"refused": str(error)}
+        return {"columns": rows.columns, "rows": rows.rows}
+
+    def _snapshot(self, request: Message) -> Message:
+        content = self._instances[request["instance"]].snapshot(request["db"])
+        return {"content": content}
+
+    def _close(self, request: Message) -> Message:
+        instance = self._instances.pop(request["instance"], None)
+        if instance is not None:
+            instance.close()
+        return {}
+
+
+def encode(message: Mapping[str, Any]) -> bytes:
+    """A message as a line; bytes in it become objects that `decode_value` takes back."""
+    return json.dumps(message, default=_encode_bytes, separators=(",", ":")).encode() + b"\n"
+
+
+def decode_value(value: Any) -> Any:
+    """What stands in a database is never an object, so that one can only mean bytes."""
+    return base64.b64decode(value["base64"]) if isinstance(value, dict) else value
+
+
+def _encode_bytes(value: object) -> dict[str, str]:
+    if not isinstance(value, bytes):
+        raise TypeError(f"{type(value).__name__} is not JSON")
+    return {"base64": base64.b64encode(value).decode()}
+
+
+def _own_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """Standard input and output, taken away from apps: what one prints goes to standard error."""
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.dup2(2, 1)
+    os.close(empty)
+    return requests, answers
+
+
+def main() -> None:
+    requests, answers = _own_pipes()
+    host = Host()
+    for line in requests:
+        answer = encode(host.answer(line))
+        if len(answer) > MAX_ANSWER_BYTES:
+            answer = encode({"too_large": len(answer)})
+        answers.write(answer)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Fleet's emulator, as a process, over Fleet's own wire."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import aiohttp
+
+from services.env_gateway.ports import Backend
+from tests.env_gateway.backends.apps import BookingTasks, stopped
+from tests.env_gateway.backends.harness import Can
+
+_COMMAND = (sys.executable, "-m", "environments.fleet_emulator", "--die-with-parent")
+_KEY_VARIABLE = "FLOTILLA_TEST_FLEET_KEY"
+_KEY = "a key"
+
+
+class Emulator:
+    """One emulator that asks for a key, and whose runners ask for a token."""
+
+    def start(self, *options: str) -> None:
+        self._process = subprocess.Popen(
+            [*_COMMAND, *options],
+            stdout=subprocess.PIPE,
+            stdin=subprocess.PIPE,
+            env={**os.environ, "FLOTILLA_ENV_TOKEN": _KEY},
+        )
+        assert self._process.stdout is not None
+        self.url: str = json.loads(self._process.stdout.readline())["url"]
+        os.environ[_KEY_VARIABLE] = _KEY
+
+    def stop(self) -> None:
+        del os.environ[_KEY_VARIABLE]
+        with self._process:
+            self._process.terminate()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def config(self, **settings: Any) -> dict[str, Any]:
+        """`[env_gateway.backends.fleet]`."""
+        return {"url": self.url, "api_key_env": _KEY_VARIABLE, **settings}
+
+    async def ask(self, method: str, path: str, body: Any = None) -> Any:
+        headers = {"authorization": f"Bearer {_KEY}"}
+        url = self.url + path
+        async with aiohttp.request(method, url, json=body, headers=headers) as answer:
+            assert answer.status == 200, await answer.text()
+            return await answer.json()
+
+    async def faults(self, **faults: Any) -> None:
+        """In place of all others; none without arguments."""
+        await self.ask("POST", "/_emulator/faults", faults)
+
+    async def count(self) -> Any:
+        return await self.ask("GET", "/_emulator/counters")
+
+    async def kill(self, instance_id: str) -> None:
+        await self.ask("POST", "/_emulator/kill", {"instance_id": instance_id})
+
+
+class Harness(BookingTasks):
+    name = "fleet"
+    can = frozenset(Can)
+
+    def __init__(self) -> None:
+        self.emulator = Emulator()
+
+    def start(self) -> None:
+        self.emulator.start()
+
+    def stop(self) -> None:
+        self.emulator.stop()
+
+    def settings(self) -> Mapping[str, Any]:
+        return {"backend": "fleet", "backends": {"fleet": self.emulator.config()}}
+
+    async def running(self, backend: Backend) -> int:
+        return len((await self.emulator.count())["instances"]["live"])
+
+    async def kill(self, backend: Backend, instance_id: str) -> None:
+        await self.emulator.kill(instance_id)
+
+    def frozen(self, backend: Backend) -> AbstractContextManager[None]:
+        return stopped([self.emulator.pid])
