@@ -171,6 +171,20 @@ def tiny(context: typer.Context) -> None:
     _exit(subprocess.run(command, check=False).returncode)
 
 
+@app.command(context_settings={**OVERRIDES, "help_option_names": []})
+def emulator(context: typer.Context) -> None:
+    """Serve an emulator of Fleet on this machine: `flotilla emulator --port 8900`.
+
+    Takes the arguments of `python -m environments.fleet_emulator`; `flotilla emulator --help`
+    lists them, and says how Fleet's SDK finds it.
+    """
+    import os
+
+    # In place of this process, so that signals and a parent's end reach the emulator itself.
+    command = [sys.executable, "-m", "environments.fleet_emulator", *context.args]
+    os.execv(sys.executable, command)
+
+
 def _exit(code: int) -> None:
     raise typer.Exit(code)
 
