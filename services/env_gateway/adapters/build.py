@@ -46,5 +46,6 @@ def _fleet(config: BackendsConfig, max_calls: int) -> Backend:
 _BUILDERS: Mapping[BackendName, Callable[[BackendsConfig, int], Backend]] = {
     "embedded": _embedded,
     "mcp": _mcp,
+    "fleet": _fleet,
     "openenv": _openenv,
 }
