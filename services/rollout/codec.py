@@ -221,8 +221,13 @@ def _set_outcome(header: trajectory_pb2.TrajectoryHeader, trajectory: Trajectory
         header.no_grade = trajectory_pb2.NoGradeReason.Value(name)
 
 
-def episode_from_pb(episode_id: str, ready: env_pb.EpisodeReady) -> EpisodeInfo:
-    """Raises ValueError or TypeError when a tool's schema is no JSON object."""
+def episode_from_pb(
+    episode_id: str, ready: env_pb.EpisodeReady, shown: Iterable[str] = ()
+) -> EpisodeInfo:
+    """`shown` is what the policy reads of the first observation.
+
+    Raises ValueError or TypeError when a tool's schema is no JSON object.
+    """
     return EpisodeInfo(
         episode_id=episode_id,
         tools=tuple(_tool(tool) for tool in ready.tools),
@@ -230,6 +235,7 @@ def episode_from_pb(episode_id: str, ready: env_pb.EpisodeReady) -> EpisodeInfo:
             ready.facts.prompt,
             ready.facts.current_date,
             dict(sorted(ready.facts.variables.items())),
+            tuple(shown),
         ),
         instance_id=ready.instance_id,
         env_version=ready.env_version,

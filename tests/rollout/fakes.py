@@ -163,6 +163,7 @@ class FakeGateway(env_grpc.EpisodeServiceServicer):
     open_now: set[str] = field(default_factory=set[str])
     close_seconds: float = 0.0
     media: bytes = b""
+    shown: list[env_pb.ContentPart] = field(default_factory=list[env_pb.ContentPart])
     refuse_grade: ServiceError | None = None
 
     def _enter(self, method: str) -> None:
@@ -188,8 +189,10 @@ class FakeGateway(env_grpc.EpisodeServiceServicer):
             )
             return
         self.open_now.add(episode_id)
+        ready = _ready()
+        ready.initial_observation.extend(self.shown)
         yield env_pb.OpenEpisodeResponse(
-            state=env_pb.EPISODE_STATE_READY, episode_id=episode_id, ready=_ready()
+            state=env_pb.EPISODE_STATE_READY, episode_id=episode_id, ready=ready
         )
 
     async def CallTool(self, request: Any, context: Any) -> env_pb.CallToolResponse:

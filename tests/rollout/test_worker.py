@@ -126,6 +126,19 @@ def _check_whole(submitted: Submitted) -> None:
     assert len(header.turns) == 2
 
 
+async def test_what_the_environment_shows_first_follows_the_prompt() -> None:
+    screenshot = env_pb.Media(mime="image/png", size_bytes=9, sha256=b"h")
+    gateway = FakeGateway(
+        shown=[env_pb.ContentPart(text="You are at sea."), env_pb.ContentPart(media=screenshot)]
+    )
+    async with setup(learner_with(lease(attempts=1)), gateway) as it:
+        await until(lambda: len(it.learner.submitted) == 1)
+        ids = np.frombuffer(it.learner.submitted[0].token_ids, "<i4")
+        assert "Find it.\n\nYou are at sea.\n\n[image/png, 9 bytes]" in tokenizer().decode(
+            ids.tolist()
+        )
+
+
 async def test_no_more_is_leased_than_fits() -> None:
     learner = learner_with(lease("a", 4), lease("b", 4))
     async with setup(learner, seconds=0.2, max_attempts=4) as it:

@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, cast
 
@@ -33,11 +33,49 @@ MOST_TEXT_BYTES = 256 * 1024
 log = get_logger(__name__)
 
 
+class PartReader:
+    """What the policy reads of an environment's content parts."""
+
+    def __init__(self, stub: "EpisodeServiceAsyncStub") -> None:
+        self._stub = stub
+
+    async def read(self, episode_id: str, parts: Iterable[pb.ContentPart]) -> list[str]:
+        """Raises grpc.aio.AioRpcError when a part that must be fetched cannot be."""
+        return [await self._text(episode_id, part) for part in parts]
+
+    async def _text(self, episode_id: str, part: pb.ContentPart) -> str:
+        """What the policy reads of a part: text whole or its start, and of media what it is."""
+        media = part.media
+        if part.HasField("text"):
+            return part.text
+        if not media.mime.startswith("text/"):
+            return f"[{media.mime}, {media.size_bytes} bytes]"
+        data = media.data or await self._fetch(episode_id, media.sha256)
+        text = data[:MOST_TEXT_BYTES].decode("utf-8", "ignore")
+        cut = f"\n[cut here: {media.size_bytes} bytes in all]"
+        return text if media.size_bytes <= MOST_TEXT_BYTES else text + cut
+
+    async def _fetch(self, episode_id: str, sha256: bytes) -> bytes:
+        """The start of a text that was too large for an answer."""
+        request = pb.FetchMediaRequest(episode_id=episode_id, sha256=sha256)
+        call = self._stub.FetchMedia(request, timeout=FETCH_TIMEOUT_S)
+        data = bytearray()
+        try:
+            async for message in call:
+                data += message.chunk
+                if len(data) >= MOST_TEXT_BYTES:
+                    break
+        finally:
+            call.cancel()
+        return bytes(data)
+
+
 class GatewayEpisode:
     """One open episode. Calls are made one after the other."""
 
     def __init__(self, stub: "EpisodeServiceAsyncStub", info: EpisodeInfo) -> None:
         self._stub = stub
+        self._parts = PartReader(stub)
         self._next_call = 0
         self.info = info
         # Set by renewal when the gateway no longer knows the episode.
@@ -61,36 +99,10 @@ class GatewayEpisode:
 
         try:
             response = await persist(send, timeout_s)
-            texts = [await self._text(part) for part in response.parts]
+            texts = await self._parts.read(self.info.episode_id, response.parts)
         except grpc.aio.AioRpcError as error:
             raise EnvironmentLost(explain(error)) from error
         return tool_result_from_pb(response, texts)
-
-    async def _text(self, part: pb.ContentPart) -> str:
-        """What the policy reads of a part: text whole or its start, and of media what it is."""
-        media = part.media
-        if part.HasField("text"):
-            return part.text
-        if not media.mime.startswith("text/"):
-            return f"[{media.mime}, {media.size_bytes} bytes]"
-        data = media.data or await self._fetch(media.sha256)
-        text = data[:MOST_TEXT_BYTES].decode("utf-8", "ignore")
-        cut = f"\n[cut here: {media.size_bytes} bytes in all]"
-        return text if media.size_bytes <= MOST_TEXT_BYTES else text + cut
-
-    async def _fetch(self, sha256: bytes) -> bytes:
-        """The start of a text that was too large for an answer."""
-        request = pb.FetchMediaRequest(episode_id=self.info.episode_id, sha256=sha256)
-        call = self._stub.FetchMedia(request, timeout=FETCH_TIMEOUT_S)
-        data = bytearray()
-        try:
-            async for message in call:
-                data += message.chunk
-                if len(data) >= MOST_TEXT_BYTES:
-                    break
-        finally:
-            call.cancel()
-        return bytes(data)
 
     async def grade(self, final_answer: str | None, transcript: bytes, timeout_s: float) -> Grade:
         async def send(remaining_s: float) -> pb.GradeResponse:
@@ -125,6 +137,7 @@ class GatewayEnvironment:
         self, channel: grpc.aio.Channel, *, run_id: str, worker_id: str, renew_interval_s: float
     ) -> None:
         self._stub = cast("EpisodeServiceAsyncStub", pb_grpc.EpisodeServiceStub(channel))
+        self._parts = PartReader(self._stub)
         self._run_id = run_id
         self._worker_id = worker_id
         self._interval_s = renew_interval_s
@@ -199,7 +212,11 @@ class GatewayEnvironment:
         if ttl_s > 0:
             self._interval_s = min(self._interval_s, ttl_s / 3)
         try:
-            info = episode_from_pb(update.episode_id, update.ready)
+            shown = await self._parts.read(update.episode_id, update.ready.initial_observation)
+            info = episode_from_pb(update.episode_id, update.ready, shown)
+        except grpc.aio.AioRpcError:
+            await self._close(update.episode_id)
+            raise
         except (ValueError, TypeError) as error:
             await self._close(update.episode_id)
             raise EnvironmentLost(f"the environment's tools cannot be read: {error}") from error
