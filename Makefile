@@ -6,9 +6,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+OPENENV := .venv-openenv
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-full lint format proto bench setup clean
+.PHONY: help demo test test-full lint format proto bench setup openenv clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -29,13 +30,20 @@ $(STAMP): requirements/cpu.txt requirements/torch-cpu.txt pyproject.toml
 	@$(PIP) install -qq --no-deps -e .
 	@touch $@
 
+openenv: $(OPENENV)/.installed  ## create .venv-openenv, which serves environments/ by OpenEnv (100 MB)
+
+$(OPENENV)/.installed: requirements/openenv.txt $(STAMP)
+	@$(OPENENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(OPENENV)
+	@$(OPENENV)/bin/python -m pip --disable-pip-version-check install -qq --no-deps -r requirements/openenv.txt
+	@touch $@
+
 demo: $(STAMP)  ## train a tiny policy on three tool-use environments (about 5 minutes)
 	@$(BIN)/flotilla train deploy/runs/local.toml --seed=$(SEED)
 
-test: $(STAMP)  ## every test but the long ones
+test: $(STAMP) $(OPENENV)/.installed  ## every test but the long ones
 	$(BIN)/python -m pytest -m "not slow and not gpu"
 
-test-full: $(STAMP)  ## the long ones too
+test-full: $(STAMP) $(OPENENV)/.installed  ## the long ones too
 	$(BIN)/python -m pytest
 
 lint: $(STAMP)  ## formatting, style, types, layering, contracts
@@ -68,5 +76,5 @@ proto: $(VENV)/proto/.installed  ## regenerate gen/ from protos/
 bench: $(STAMP)  ## where the time of a step goes
 	$(BIN)/python -m benchmarks.step_time
 
-clean:  ## remove the environment, builds and caches; keeps runs/
-	rm -rf $(VENV) build .pytest_cache .ruff_cache .hypothesis
+clean:  ## remove the environments, builds and caches; keeps runs/
+	rm -rf $(VENV) $(OPENENV) build .pytest_cache .ruff_cache .hypothesis

@@ -5,6 +5,12 @@
 Prints one line of JSON, {"url": "http://127.0.0.1:PORT"}, once it serves. It speaks Fleet's
 instance wire (POST /v1/env/instances with env_key and data_key creates an instance) and MCP at
 {root}mcp, where root is the instance's `urls.root`. SIGTERM closes every instance and exits with 0.
+
+    python -m environments.serve booking --openenv
+
+serves one environment to OpenEnv clients at the URL itself, or several at URL/ENV each. `reset`
+takes task_key, data_id, split and index, or seed; the tool submit_final_answer ends an episode, and
+its reward is the verifier's verdict.
 """
 
 import argparse
@@ -13,9 +19,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from environments.api import ALL_KEYS
-from environments.server.app import build_app
-from environments.server.registry import Registry
+from starlette.types import ASGIApp
+
+from environments.api import ALL_KEYS, ENV_KEYS
+from environments.openenv.launch import NotInstalledError, ensure_openenv
 from environments.server.serving import HOST_HEADERS, TOKEN_VARIABLE, add_options, listen, serve
 
 
@@ -28,6 +35,7 @@ def _parser() -> argparse.ArgumentParser:
         "'Authorization: Bearer TOKEN'.",
     )
     add_options(parser)
+    parser.add_argument("envs", nargs="*", metavar="ENV", help="the same as --env ENV")
     parser.add_argument(
         "--env",
         action="append",
@@ -35,28 +43,82 @@ def _parser() -> argparse.ArgumentParser:
         help="environment to serve; may be repeated (default: all)",
     )
     parser.add_argument(
-        "--max-instances", type=int, default=4096, help="instances at once (default 4096)"
+        "--max-instances",
+        type=int,
+        default=4096,
+        help="instances at once; with --openenv sessions, of each environment (default 4096)",
+    )
+    parser.add_argument(
+        "--openenv",
+        action="store_true",
+        help="speak OpenEnv's protocol; needs the environment that `make openenv` creates",
+    )
+    parser.add_argument(
+        "--session-timeout",
+        type=float,
+        default=1800.0,
+        metavar="SECONDS",
+        help="with --openenv: end a session that is idle for longer (default 1800)",
     )
     return parser
+
+
+def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    if options.max_instances < 1:
+        parser.error("--max-instances must be at least 1")
+    if not 0 < options.session_timeout < 10**9:
+        parser.error("--session-timeout must be more than 0")
+    # Single-turn environments have no tools, by which OpenEnv's actions are given.
+    offered = ENV_KEYS if options.openenv else ALL_KEYS
+    chosen = tuple(dict.fromkeys([*options.envs, *(options.env or [])]))
+    if unknown := [env for env in chosen if env not in offered]:
+        parser.error(f"environment {unknown[0]!r} is not one of {', '.join(offered)}")
+    options.env_keys = chosen or offered
+
+
+# Each application needs another version of mcp, so that only one of the two can be imported.
+def _fleet_app(options: argparse.Namespace) -> ASGIApp:
+    from environments.server.app import build_app
+    from environments.server.registry import Registry
+
+    return build_app(
+        Registry(options.max_instances),
+        options.env_keys,
+        hosts=list(HOST_HEADERS),
+        token=os.environ.get(TOKEN_VARIABLE),
+    )
+
+
+def _openenv_app(options: argparse.Namespace) -> ASGIApp:
+    from environments.openenv.app import build_app
+
+    return build_app(
+        options.env_keys,
+        max_sessions=options.max_instances,
+        session_timeout_s=options.session_timeout,
+        hosts=HOST_HEADERS,
+        token=os.environ.get(TOKEN_VARIABLE),
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     parent = os.getppid()
-    options = parser.parse_args(argv)
-    if options.max_instances < 1:
-        parser.error("--max-instances must be at least 1")
+    arguments = sys.argv[1:] if argv is None else argv
+    options = parser.parse_args(arguments)
+    _check(parser, options)
+    if options.openenv:
+        try:
+            ensure_openenv(arguments)
+        except NotInstalledError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
     try:
         listener = listen(options.host, options.port)
     except (OSError, OverflowError) as error:
         print(f"error: cannot listen on {options.host}:{options.port}: {error}", file=sys.stderr)
         return 1
-    app = build_app(
-        Registry(options.max_instances),
-        tuple(options.env or ALL_KEYS),
-        hosts=list(HOST_HEADERS),
-        token=os.environ.get(TOKEN_VARIABLE),
-    )
+    app = (_openenv_app if options.openenv else _fleet_app)(options)
     asyncio.run(serve(app, listener, parent=parent if options.die_with_parent else None))
     return 0
 

@@ -2,8 +2,10 @@
 
 import hmac
 
+from starlette import status
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocketClose
 
 
 class BearerToken:
@@ -14,8 +16,12 @@ class BearerToken:
         self._token = token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] == "/health" or self._allows(scope):
+        asked = scope["type"] in ("http", "websocket") and scope["path"] != "/health"
+        if not asked or self._allows(scope):
             await self._app(scope, receive, send)
+            return
+        if scope["type"] == "websocket":
+            await WebSocketClose(status.WS_1008_POLICY_VIOLATION)(scope, receive, send)
             return
         body = {"detail": "Invalid or missing token: send 'Authorization: Bearer TOKEN'"}
         await JSONResponse(body, 401)(scope, receive, send)

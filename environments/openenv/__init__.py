@@ -1,0 +1,1 @@
+"""The environments as OpenEnv servers, by the openenv package's own application factory."""

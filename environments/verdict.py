@@ -1,0 +1,97 @@
+"""Runs a verifier of this repository over an instance in this process.
+
+Only for verifiers that `environments/` brings along: the source is executed as it is. It finds the
+part of Fleet's dialect that those verifiers use, and no more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from types import CodeType
+from typing import Any
+
+from environments.api import DatabaseName, Instance
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the verifier returned and printed, and how many queries it took."""
+
+    result: int
+    stdout: str
+    queries: int
+
+
+class Table:
+    """A table or a part of it, as `snapshot.table("bookings").eq("id", 7)`."""
+
+    def __init__(self, snapshot: "Snapshot", name: str) -> None:
+        self._snapshot = snapshot
+        self._name = name
+        self._columns = "*"
+        self._where: list[tuple[str, Any]] = []
+
+    def select(self, *columns: str) -> "Table":
+        self._columns = ", ".join(columns)
+        return self
+
+    def eq(self, column: str, value: Any) -> "Table":
+        self._where.append((column, value))
+        return self
+
+    def all(self) -> list[Row]:
+        conditions = " and ".join(f"{column} = ?" for column, _ in self._where) or "1"
+        sql = f"select {self._columns} from {self._name} where {conditions}"
+        return self._snapshot.rows(sql, [value for _, value in self._where])
+
+
+class Snapshot:
+    """One of the two databases."""
+
+    def __init__(self, env: "VerifierEnvironment", name: DatabaseName) -> None:
+        self._env = env
+        self._name: DatabaseName = name
+
+    def table(self, name: str) -> Table:
+        return Table(self, name)
+
+    def rows(self, sql: str, args: Sequence[Any] = ()) -> list[Row]:
+        self._env.queries += 1
+        result = self._env.judged.query(self._name, sql, args)
+        return [dict(zip(result.columns, row, strict=True)) for row in result.rows]
+
+
+class VerifierEnvironment:
+    """What a verifier gets as `env`."""
+
+    def __init__(self, instance: Instance) -> None:
+        self.judged = instance
+        self.instance = self
+        self.queries = 0
+
+    def load(self) -> None:
+        """Fleet's verifiers wait for the instance like this; ours is there."""
+
+    def db(self, name: DatabaseName) -> Snapshot:
+        return Snapshot(self, name)
+
+
+def run_verifier(source: str, instance: Instance, final_answer: str | None) -> Verdict:
+    """Raises whatever the verifier raises."""
+    env, printed = VerifierEnvironment(instance), list[str]()
+
+    def write(*values: object) -> None:
+        printed.append(" ".join(map(str, values)) + "\n")
+
+    # A `print` of its own: standard output belongs to all threads.
+    namespace: dict[str, Any] = {"print": write}
+    exec(_compiled(source), namespace)
+    result = namespace["validate_task"](env, final_answer)
+    return Verdict(int(result), "".join(printed), env.queries)
+
+
+@cache
+def _compiled(source: str) -> CodeType:
+    return compile(source, "verifier", "exec")
