@@ -62,7 +62,7 @@ class Attempt:
         self._step_count += 1
         info: dict[str, Any] = {"step": self._step_count}
         result, over = await self._act(action, info)
-        info["done_reason"] = self._done_reason(action, over)
+        info["done_reason"] = self._end_reason(action, over)
         self.done = info["done_reason"] is not None
         reward: float | None = 0.0
         if self.done:
@@ -120,8 +120,10 @@ class Attempt:
             self.tool_errors.append(f"{name}(): {error[:_ERROR_CHARS]}")
         return result, "env_done" if answer.done else None
 
-    def _done_reason(self, action: Mapping[str, Any], over: str | None) -> str | None:
+    def _end_reason(self, action: Mapping[str, Any], over: str | None) -> str | None:
         if action.get("done", False):
+            # An agent that says it is done has answered, if only with nothing.
+            self._answer = self._answer or ""
             return "agent_done"
         return over or ("max_steps" if self._step_count >= self._settings.max_steps else None)
 
