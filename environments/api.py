@@ -1,21 +1,24 @@
 """The environments as a library: open an instance, call its tools, read its databases.
 
 An instance has two SQLite databases, as Fleet's have: `seed`, the state that the task starts from,
-and `current`, the state that tools change. Both are generated from the data id alone.
+and `current`, the state that tools change. Both follow from the data id alone.
 """
 
 import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from environments.app import DataApp
+from environments.fleet_booking.app import FLEET_BOOKING
 from environments.gsm8k.state import SINGLE_TURN_KEYS
 from environments.scenario import APPS, Scenario, scenario
 from environments.state import Rows, build_seed, open_database, run_query
-from environments.toolkit import ToolError, ToolSpec
+from environments.toolkit import Tool, ToolError, ToolSpec
 
 __all__ = [
     "ALL_KEYS",
     "DATABASES",
+    "DATA_APPS",
     "ENV_KEYS",
     "DatabaseName",
     "Instance",
@@ -23,25 +26,26 @@ __all__ = [
     "ToolError",
     "ToolSpec",
     "open_instance",
+    "tools_of",
 ]
 
 DatabaseName = Literal["seed", "current"]
 DATABASES: tuple[DatabaseName, ...] = ("seed", "current")
-# The environments with tools, and all of them.
+DATA_APPS: dict[str, DataApp] = {app.key: app for app in (FLEET_BOOKING,)}
+# The environments whose tasks are generated and need tools, and all of them.
 ENV_KEYS: tuple[str, ...] = tuple(APPS)
-ALL_KEYS: tuple[str, ...] = (*ENV_KEYS, *SINGLE_TURN_KEYS)
+ALL_KEYS: tuple[str, ...] = (*ENV_KEYS, *SINGLE_TURN_KEYS, *DATA_APPS)
 
 
 class Instance:
     """One app with its own state. Not thread-safe: one call at a time, from any thread."""
 
-    def __init__(self, of: Scenario) -> None:
+    def __init__(self, of: Scenario, tools: Mapping[str, Tool], seed: bytes) -> None:
         self.scenario = of
         self.env_key = of.env_key
         self.data_id = of.data_id
-        app = APPS.get(of.env_key)
-        self._tools = app.tools if app else {}
-        self._seed = build_seed(app.schema if app else "", of)
+        self._tools = tools
+        self._seed = seed
         self._databases: dict[str, sqlite3.Connection] = {}
 
     def tools(self) -> list[ToolSpec]:
@@ -88,6 +92,18 @@ class Instance:
         return database
 
 
+def tools_of(env_key: str) -> Mapping[str, Tool]:
+    """The tools of an environment by name; none for one without."""
+    app = APPS.get(env_key) or DATA_APPS.get(env_key)
+    return app.tools if app else {}
+
+
 def open_instance(env_key: str, data_id: str, data_version: str = "v1") -> Instance:
     """Open a fresh instance. Raises `ValueError` for an unknown environment, data id or version."""
-    return Instance(scenario(env_key, data_id, data_version))
+    if env_key in DATA_APPS:
+        data_app = DATA_APPS[env_key]
+        of = data_app.scenario(data_id, data_version)
+        return Instance(of, data_app.tools, data_app.seed(data_id))
+    of = scenario(env_key, data_id, data_version)
+    schema = APPS[env_key].schema if env_key in APPS else ""
+    return Instance(of, tools_of(env_key), build_seed(schema, of))

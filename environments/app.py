@@ -60,3 +60,30 @@ class App:
     tools: Mapping[str, Tool]
     kinds: Mapping[str, Kind]
     draw: Callable[[Names, str, random.Random], Draw]
+
+
+@dataclass(frozen=True)
+class DataApp:
+    """An app that only serves data: its databases are fixed, and its tasks come from a file.
+
+    `seed` makes the bytes of a SQLite file from a data id; it raises `ValueError` for one that it
+    does not know. A data id has the same database in every data version.
+    """
+
+    key: str
+    tools: Mapping[str, Tool]
+    seed: Callable[[str], bytes]
+
+    def scenario(self, data_id: str, data_version: str) -> Scenario:
+        """Names the data; what the task is, the file knows."""
+        return Scenario(
+            slots={},
+            targets={},
+            pair=("", ""),
+            tables={},
+            env_key=self.key,
+            data_id=data_id,
+            data_version=data_version,
+            kind="data",
+            prompt="",
+        )

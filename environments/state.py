@@ -1,11 +1,11 @@
 """SQLite state of an instance: building a seed, and running statements that come from outside."""
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from environments.app import Scenario
+from environments.app import Row, Scenario
 
 FACTS_SCHEMA = "create table task_facts(name text primary key, value text not null);"
 MAX_QUERY_STEPS = 5_000_000  # virtual machine instructions, about a tenth of a second
@@ -40,20 +40,24 @@ class Rows:
 
 def build_seed(schema: str, of: Scenario) -> bytes:
     """A scenario's tables, and `task_facts` for its verifier, as the bytes of a SQLite file."""
+    facts: list[Row] = [{"name": name, "value": str(value)} for name, value in of.facts.items()]
+    return database_bytes(schema + FACTS_SCHEMA, {**of.tables, "task_facts": facts})
+
+
+def database_bytes(schema: str, tables: Mapping[str, Sequence[Row]]) -> bytes:
+    """A SQLite file; the rows of a table all have the same columns."""
     db = sqlite3.connect(":memory:")
     try:
-        db.executescript(schema + FACTS_SCHEMA)
-        for table, rows in of.tables.items():
+        db.executescript(schema)
+        for table, rows in tables.items():
+            if not rows:
+                continue
             columns = ", ".join(rows[0])
             marks = ", ".join("?" * len(rows[0]))
             db.executemany(
                 f"insert into {table}({columns}) values ({marks})",
                 [tuple(row.values()) for row in rows],
             )
-        db.executemany(
-            "insert into task_facts(name, value) values (?, ?)",
-            [(name, str(value)) for name, value in of.facts.items()],
-        )
         db.commit()
         return db.serialize()
     finally:

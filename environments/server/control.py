@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from environments.scenario import APPS
+from environments.api import tools_of
 from environments.server.codec import ApiError, CreateInstance, instance_body, parse
 from environments.server.lookup import Lookup
 from environments.server.registry import ENVIRONMENT_VERSION, InstanceLimitError, Record, Registry
@@ -171,7 +171,7 @@ def environment_body(env_key: str) -> dict[str, Any]:
     return {
         "env_key": env_key,
         "name": env_key.capitalize(),
-        "description": f"{len(APPS[env_key].tools) if env_key in APPS else 0} tools",
+        "description": f"{len(tools_of(env_key))} tools",
         "default_version": ENVIRONMENT_VERSION,
         "versions": {ENVIRONMENT_VERSION: env_key},
     }

@@ -1,0 +1,40 @@
+"""The database of a data id."""
+
+from collections.abc import Iterator
+from functools import cache
+
+from environments.fleet_booking.schema import SCHEMA
+from environments.fleet_booking.seed import (
+    accounts,
+    america,
+    asia,
+    catalogue,
+    europe,
+    generated,
+    paris_rome,
+    stays,
+)
+from environments.fleet_booking.seed.model import Hotel
+from environments.state import database_bytes
+
+DATA_IDS = ("kinesis",)
+
+
+def hotels() -> Iterator[Hotel]:
+    for part in (europe, paris_rome, america, asia):
+        yield from part.HOTELS
+    yield from generated.hotels()
+
+
+@cache
+def seed(data_id: str) -> bytes:
+    """The bytes of a SQLite file. Raises `ValueError` for an unknown data id."""
+    if data_id not in DATA_IDS:
+        known = ", ".join(DATA_IDS)
+        raise ValueError(f"data id {data_id!r} not found: fleet_booking has {known}")
+    tables = catalogue.tables(hotels()) | accounts.tables()
+    rooms: dict[int, list[dict]] = {}
+    for room in tables["rooms"]:
+        rooms.setdefault(room["hotel_id"], []).append(room)
+    users = {user["id"]: user for user in tables["users"]}
+    return database_bytes(SCHEMA, tables | stays.tables(rooms, users))

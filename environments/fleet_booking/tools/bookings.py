@@ -1,0 +1,203 @@
+"""Booking: see, hold, make, pay."""
+
+import hashlib
+import sqlite3
+from typing import Annotated, Any
+
+from environments.app import Row
+from environments.fleet_booking.clock import NOW, TOKEN_EXPIRES
+from environments.fleet_booking.pricing import CURRENCY, Quote, quote, stay
+from environments.fleet_booking.seed.accounts import SIGNED_IN
+from environments.fleet_booking.tools import text
+from environments.fleet_booking.tools.availability import Party, open_rooms
+from environments.fleet_booking.tools.discount import discount_of
+from environments.fleet_booking.tools.rows import insert, need, select, update
+from environments.toolkit import Tool, ToolError, tool, tools_by_name
+
+BookingId = Annotated[int, "id of the booking"]
+RoomId = Annotated[int, "id of the kind of room, from check_availability"]
+CheckIn = Annotated[str, "YYYY-MM-DD"]
+CheckOut = Annotated[str, "YYYY-MM-DD"]
+Adults = Annotated[int, "guests who are adults, in all rooms together"]
+Children = Annotated[int, "guests who are children, in all rooms together"]
+Rooms = Annotated[int, "how many rooms of this kind"]
+
+
+def list_bookings(
+    db: sqlite3.Connection,
+    status: Annotated[str | None, "confirmed, pending, cancelled, completed or no_show"] = None,
+) -> list[Row]:
+    """The signed-in user's bookings with hotel and room, latest stay first."""
+    return select(
+        db,
+        """select bookings.*, hotels.name as hotel_name, hotels.city, rooms.room_type
+           from bookings join hotels on hotels.id = bookings.hotel_id
+             join rooms on rooms.id = room_id
+           where user_id = ? and (? is null or status = ?) order by check_in_date desc""",
+        (SIGNED_IN, status, status),
+    )
+
+
+def preview_booking(
+    db: sqlite3.Connection,
+    room_id: RoomId,
+    check_in_date: CheckIn,
+    check_out_date: CheckOut,
+    adults: Adults,
+    children: Children = 0,
+    room_count: Rooms = 1,
+) -> dict[str, Any]:
+    """What a booking would cost; holds that price for half an hour."""
+    party = Party.of(adults, children, room_count, check_in_date, check_out_date)
+    room, price = _priced(db, room_id, party)
+    row = _order(db, room, party, price)
+    number = db.execute("select count(*) from order_tokens").fetchone()[0]
+    token = hashlib.sha256(f"{number}/{sorted(row.items())}".encode()).hexdigest()[:32]
+    held = {**row, "user_id": SIGNED_IN, "token": token, "expires_at": TOKEN_EXPIRES}
+    insert(db, "order_tokens", {**held, "created_at": NOW})
+    return {**row, "order_token": token}
+
+
+def create_booking(
+    db: sqlite3.Connection,
+    room_id: RoomId,
+    check_in_date: CheckIn,
+    check_out_date: CheckOut,
+    adults: Adults,
+    children: Children = 0,
+    room_count: Rooms = 1,
+    guest_first_name: Annotated[str | None, "by default, the signed-in user's"] = None,
+    guest_last_name: Annotated[str | None, "by default, the signed-in user's"] = None,
+    guest_email: Annotated[str | None, "by default, the signed-in user's"] = None,
+    guest_phone_country_code: Annotated[str | None, "such as +1"] = None,
+    guest_phone_number: Annotated[str | None, "without the country code"] = None,
+    special_requests: Annotated[str | None, "what the hotel should know"] = None,
+    purpose_of_trip: Annotated[str, "Leisure or Business"] = "Leisure",
+    rooms_close_together: Annotated[bool, "ask for rooms that are close to each other"] = False,
+) -> dict[str, Any]:
+    """Reserve rooms. The booking is pending until it is paid with pay_booking."""
+    if purpose_of_trip not in ("Leisure", "Business"):
+        raise ToolError("purpose_of_trip must be Leisure or Business")
+    party = Party.of(adults, children, room_count, check_in_date, check_out_date)
+    room, price = _priced(db, room_id, party)
+    guest = {
+        "guest_first_name": guest_first_name,
+        "guest_last_name": guest_last_name,
+        "guest_email": text.email(guest_email) if guest_email else None,
+        "guest_phone_country_code": guest_phone_country_code,
+        "guest_phone_number": text.phone(guest_phone_number) if guest_phone_number else None,
+    }
+    row = {
+        **_order(db, room, party, price),
+        **_account_guest(db),
+        **{name: value for name, value in guest.items() if value is not None},
+        "user_id": SIGNED_IN,
+        "booking_date": NOW,
+        "status": "pending",
+        "payment_status": "pending",
+        "special_requests": special_requests,
+        "purpose_of_trip": purpose_of_trip,
+        "rooms_close_together": int(rooms_close_together),
+        "created_at": NOW,
+        "updated_at": NOW,
+    }
+    row["booking_reference"] = _reference(db, row)
+    booking_id = insert(db, "bookings", row)
+    return {"booking_id": booking_id, **need(db, "bookings", booking_id)}
+
+
+def pay_booking(
+    db: sqlite3.Connection,
+    booking_id: BookingId,
+    payment_method_id: Annotated[int, "id of one of the user's cards"],
+    agree_to_terms: Annotated[bool, "the user accepts the terms and conditions"],
+    agree_to_marketing: Annotated[bool, "the user wants news and offers"] = False,
+) -> dict[str, Any]:
+    """Pay for a pending booking, which confirms it."""
+    booking = need(db, "bookings", booking_id, own=True)
+    need(db, "payment_methods", payment_method_id, own=True)
+    if booking["status"] != "pending":
+        raise ToolError(f"booking {booking_id} is {booking['status']}: only a pending one is paid")
+    if not agree_to_terms:
+        raise ToolError("a booking needs agree_to_terms")
+    changes: Row = {
+        "status": "confirmed",
+        "payment_status": "paid",
+        "payment_method_id": payment_method_id,
+        "agreed_to_terms": 1,
+        "agreed_to_terms_at": NOW,
+        "agreed_to_marketing": int(agree_to_marketing),
+        "agreed_to_marketing_at": NOW if agree_to_marketing else None,
+        "updated_at": NOW,
+    }
+    update(db, "bookings", booking_id, changes)
+    payment: Row = {
+        "booking_id": booking_id,
+        "payment_method_id": payment_method_id,
+        "amount": booking["total_price"],
+        "currency": booking["currency"],
+        "transaction_type": "Payment",
+        "status": "Success",
+        "processed_at": NOW,
+    }
+    return {
+        "status": "confirmed",
+        "booking_reference": booking["booking_reference"],
+        "transaction_id": insert(db, "transactions", payment),
+        "amount": booking["total_price"],
+    }
+
+
+def _priced(db: sqlite3.Connection, room_id: int, party: Party) -> tuple[Row, Quote]:
+    """Raises `ToolError` when the room is not free or too small for the party."""
+    room = need(db, "rooms", room_id)
+    if all(free["id"] != room_id for free in open_rooms(db, party, room["hotel_id"])):
+        raise ToolError(
+            f"room {room_id} is not free for these guests and dates: see check_availability"
+        )
+    nights = stay(party.check_in, party.check_out)
+    return room, quote(room["base_price"], nights, party.rooms, discount_of(db).percentage)
+
+
+def _order(db: sqlite3.Connection, room: Row, party: Party, price: Quote) -> Row:
+    return {
+        "hotel_id": room["hotel_id"],
+        "room_id": room["id"],
+        "check_in_date": party.check_in,
+        "check_out_date": party.check_out,
+        "adults": party.adults,
+        "children": party.children,
+        "room_count": party.rooms,
+        "currency": CURRENCY,
+        "rewards_tier": discount_of(db).tier,
+        **price.columns,
+    }
+
+
+def _account_guest(db: sqlite3.Connection) -> Row:
+    user = need(db, "users", SIGNED_IN)
+    number = user["phone"] or ""
+    # The account keeps one number; ten digits are the subscriber's, what is before is the country.
+    return {
+        "guest_first_name": user["first_name"],
+        "guest_last_name": user["last_name"],
+        "guest_email": user["email"],
+        "guest_phone_country_code": number[:-10] or None,
+        "guest_phone_number": number[-10:] or None,
+        "guest_country": user["country"],
+    }
+
+
+def _reference(db: sqlite3.Connection, row: Row) -> str:
+    """Ten letters and digits that look drawn, and are the same for the same calls."""
+    number = db.execute("select coalesce(max(id), 0) from bookings").fetchone()[0]
+    digest = hashlib.sha256(f"{number}/{row['room_id']}/{row['check_in_date']}".encode())
+    return "BK" + digest.hexdigest()[:10].upper()
+
+
+TOOLS: dict[str, Tool] = tools_by_name(
+    tool(list_bookings, read_only=True, idempotent=True),
+    tool(preview_booking, read_only=False, idempotent=False),
+    tool(create_booking, read_only=False, idempotent=False),
+    tool(pay_booking, read_only=False, idempotent=False),
+)

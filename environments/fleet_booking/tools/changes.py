@@ -1,0 +1,133 @@
+"""Changing and cancelling bookings."""
+
+import sqlite3
+from datetime import date
+from typing import Annotated, Any
+
+from environments.app import Row
+from environments.fleet_booking.clock import NOW, TODAY
+from environments.fleet_booking.pricing import quote, stay
+from environments.fleet_booking.tools.availability import Party, open_rooms
+from environments.fleet_booking.tools.discount import discount_of
+from environments.fleet_booking.tools.rows import first, insert, need, update
+from environments.toolkit import Tool, ToolError, tool, tools_by_name
+
+BookingId = Annotated[int, "id of the booking"]
+_OPEN = ("confirmed", "pending")
+# Share of the price that is kept, by policy, when the stay is near, and how many days near is.
+_PENALTIES = {"Flexible": (0.0, 0), "Moderate": (0.5, 5), "Strict": (0.5, 30)}
+
+
+def modify_booking(
+    db: sqlite3.Connection,
+    booking_id: BookingId,
+    check_in_date: Annotated[str | None, "YYYY-MM-DD"] = None,
+    check_out_date: Annotated[str | None, "YYYY-MM-DD"] = None,
+    room_id: Annotated[int | None, "another kind of room, in this or another hotel"] = None,
+    room_count: Annotated[int | None, "how many rooms"] = None,
+    adults: Annotated[int | None, "guests who are adults"] = None,
+    children: Annotated[int | None, "guests who are children"] = None,
+    special_requests: Annotated[str | None, "what the hotel should know"] = None,
+    rooms_close_together: Annotated[bool | None, "ask for rooms close to each other"] = None,
+    payment_method_id: Annotated[int | None, "pay with this card from now on"] = None,
+) -> dict[str, Any]:
+    """Change what is given of a booking; a change of stay or rooms is priced anew."""
+    booking = _open_booking(db, booking_id)
+    if payment_method_id is not None:
+        need(db, "payment_methods", payment_method_id, own=True)
+    close = None if rooms_close_together is None else int(rooms_close_together)
+    stay_changes = {
+        "check_in_date": check_in_date,
+        "check_out_date": check_out_date,
+        "room_id": room_id,
+        "room_count": room_count,
+        "adults": adults,
+        "children": children,
+    }
+    others = {
+        "special_requests": special_requests,
+        "rooms_close_together": close,
+        "payment_method_id": payment_method_id,
+    }
+    asked = _given({**stay_changes, **others})
+    if not asked:
+        raise ToolError("nothing to change: give at least one field")
+    if _given(stay_changes):
+        asked = {**asked, **_priced_anew(db, {**booking, **asked})}
+    update(db, "bookings", booking_id, {**asked, "updated_at": NOW})
+    return need(db, "bookings", booking_id)
+
+
+def cancel_booking(
+    db: sqlite3.Connection,
+    booking_id: BookingId,
+    reason: Annotated[str | None, "why"] = None,
+) -> dict[str, Any]:
+    """Cancel a booking. What was paid comes back, less what the hotel's policy keeps."""
+    booking = _open_booking(db, booking_id)
+    paid = booking["total_price"] if booking["payment_status"] == "paid" else 0.0
+    penalty = round(paid * _penalty_share(db, booking), 2)
+    payment_status = "refunded" if paid else booking["payment_status"]
+    update(
+        db,
+        "bookings",
+        booking_id,
+        {"status": "cancelled", "payment_status": payment_status, "updated_at": NOW},
+    )
+    row: Row = {
+        "booking_id": booking_id,
+        "cancelled_by": "Guest",
+        "cancellation_date": NOW,
+        "reason": reason,
+        "refund_amount": round(paid - penalty, 2),
+        "penalty_amount": penalty,
+        "refund_status": "Processed" if paid else "Not applicable",
+        "created_at": NOW,
+    }
+    return {"cancellation_id": insert(db, "cancellations", row), **row}
+
+
+def _open_booking(db: sqlite3.Connection, booking_id: int) -> Row:
+    booking = need(db, "bookings", booking_id, own=True)
+    if booking["status"] not in _OPEN:
+        raise ToolError(f"booking {booking_id} is {booking['status']} and cannot be changed")
+    return booking
+
+
+def _priced_anew(db: sqlite3.Connection, wanted: Row) -> Row:
+    """The columns that follow from the stay. Raises `ToolError` when there is no room for it."""
+    room = need(db, "rooms", wanted["room_id"])
+    check_in, check_out = wanted["check_in_date"], wanted["check_out_date"]
+    party = Party.of(
+        wanted["adults"], wanted["children"], wanted["room_count"], check_in, check_out
+    )
+    free = open_rooms(db, party, room["hotel_id"], except_booking=wanted["id"])
+    if all(found["id"] != room["id"] for found in free):
+        raise ToolError(
+            f"room {room['id']} is not free for these guests and dates: see check_availability"
+        )
+    nights = stay(check_in, check_out)
+    price = quote(room["base_price"], nights, party.rooms, discount_of(db).percentage)
+    return {"hotel_id": room["hotel_id"], **price.columns}
+
+
+def _penalty_share(db: sqlite3.Connection, booking: Row) -> float:
+    policy = first(
+        db,
+        "select cancellation_policy_type from property_policies where hotel_id = ?",
+        (booking["hotel_id"],),
+    )
+    kind = policy["cancellation_policy_type"] if policy else "Flexible"
+    share, near = _PENALTIES.get(kind, (1.0, 10_000))
+    days = (date.fromisoformat(booking["check_in_date"]) - TODAY).days
+    return share if days < near else 0.0
+
+
+def _given(changes: Row) -> Row:
+    return {name: value for name, value in changes.items() if value is not None}
+
+
+TOOLS: dict[str, Tool] = tools_by_name(
+    tool(modify_booking, read_only=False, idempotent=True),
+    tool(cancel_booking, read_only=False, idempotent=False, destructive=True),
+)

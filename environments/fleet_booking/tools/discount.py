@@ -1,0 +1,18 @@
+"""What the rewards programme takes off."""
+
+import sqlite3
+from dataclasses import dataclass
+
+from environments.fleet_booking.seed.accounts import SIGNED_IN
+from environments.fleet_booking.tools.rows import first
+
+
+@dataclass(frozen=True)
+class Discount:
+    tier: str | None
+    percentage: float
+
+
+def discount_of(db: sqlite3.Connection) -> Discount:
+    row = first(db, "select * from rewards_program where user_id = ?", (SIGNED_IN,))
+    return Discount(row["tier"], row["discount_percentage"]) if row else Discount(None, 0.0)

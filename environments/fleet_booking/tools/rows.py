@@ -1,0 +1,45 @@
+"""Rows by column name."""
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from environments.app import Row
+from environments.fleet_booking.seed.accounts import SIGNED_IN
+from environments.toolkit import ToolError
+
+
+def select(db: sqlite3.Connection, sql: str, args: Sequence[Any] = ()) -> list[Row]:
+    cursor = db.execute(sql, args)
+    columns = [column[0] for column in cursor.description]
+    return [dict(zip(columns, row, strict=True)) for row in cursor]
+
+
+def first(db: sqlite3.Connection, sql: str, args: Sequence[Any] = ()) -> Row | None:
+    return next(iter(select(db, sql, args)), None)
+
+
+def need(db: sqlite3.Connection, table: str, row_id: int, *, own: bool = False) -> Row:
+    """The row with an id, of the signed-in user where `own`. Raises `ToolError` for none."""
+    row = first(db, f"select * from {table} where id = ?", (row_id,))
+    if row is None or (own and row["user_id"] != SIGNED_IN):
+        raise ToolError(f"{table.removesuffix('s').replace('_', ' ')} {row_id} not found")
+    return row
+
+
+def insert(db: sqlite3.Connection, table: str, row: Mapping[str, Any]) -> int:
+    """The new row's id."""
+    marks = ", ".join("?" * len(row))
+    sql = f"insert into {table}({', '.join(row)}) values ({marks})"
+    row_id = db.execute(sql, tuple(row.values())).lastrowid
+    assert row_id is not None
+    return row_id
+
+
+def update(db: sqlite3.Connection, table: str, row_id: int, changes: Mapping[str, Any]) -> None:
+    marks = ", ".join(f"{column} = ?" for column in changes)
+    db.execute(f"update {table} set {marks} where id = ?", (*changes.values(), row_id))
+
+
+def without(row: Row, *columns: str) -> Row:
+    return {name: value for name, value in row.items() if name not in columns}
