@@ -1,6 +1,7 @@
 """Settings of each backend, `[env_gateway.backends.NAME]`. Imports no vendor."""
 
-from typing import Annotated, Any, Literal, cast
+from collections.abc import Mapping
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -27,13 +28,19 @@ class ServerConfig(Model):
 
     @model_validator(mode="after")
     def _one_source(self) -> "ServerConfig":
-        if (self.url is None) == (self.command is None):
+        given = [n for n in ("url", "command") if n in self.model_fields_set and getattr(self, n)]
+        if len(given) > 1 or self.url is self.command is None:
             raise ValueError("exactly one of url and command must be set")
         if self.url is not None and not self.url.startswith(self._schemes):
             raise ValueError(f"url {self.url!r} must start with {' or '.join(self._schemes)}")
         if self.command is not None and not self.command:
             raise ValueError("command is empty")
         return self
+
+    @property
+    def fixed_url(self) -> str | None:
+        """Where the server is; None where it is a command's to say."""
+        return self.url if self.command is None else None
 
 
 class McpConfig(ServerConfig):
@@ -69,6 +76,7 @@ class FleetConfig(ServerConfig):
     environment and `browser_hosts`.
     """
 
+    url: str | None = FLEET_URL
     api_key_env: str | None = "FLEET_API_KEY"
     region: str | None = None
     image_type: str | None = None
@@ -83,16 +91,69 @@ class FleetConfig(ServerConfig):
         "*.tile.openstreetmap.org",
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _fleet_itself(cls, values: Any) -> Any:
-        if isinstance(values, dict) and not {"url", "command"} & values.keys():
-            return {**values, "url": FLEET_URL}
-        return cast("Any", values)
+
+_TASK_FIELDS = (
+    "key",
+    "prompt",
+    "env_key",
+    "env_version",
+    "data_key",
+    "data_version",
+    "seed",
+    "episode_id",
+    "env_variables",
+)
 
 
 class OpenEnvConfig(ServerConfig):
-    """An OpenEnv server, by its WebSocket protocol."""
+    """An OpenEnv server, by its WebSocket protocol; `{env_key}` in `url` and `path` is the task's.
+
+    `actions`: the environment is stepped by tool calls ("tools"), or by actions of a schema of its
+    own ("schema"), which is then offered as the one tool `step_tool`; "auto" asks its /schema.
+    `task_fields` says what `reset` is told, by a name of the environment's, and which field of the
+    task that is; `seed` is a number made of the task's key, and `env_variables.NAME` is possible.
+    `reward`: the grade is the last reward given, or the sum of them, or the environment's rewards
+    are only shown and the task's own verifier grades ("verifier"), without any database.
+    `submit_tool` ends and grades an episode: it is not offered to the policy, but called with the
+    final answer as `submit_argument` when the grade is asked for; "" if there is no such tool.
+    Of what `reset` shows, the policy sees the fields in `first_observation`, all unless set;
+    `image_fields` of any observation hold images in base64.
+    """
+
+    path: str = ""
+    actions: Literal["auto", "tools", "schema"] = "auto"
+    step_tool: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$")] = "step"
+    read_only_tools: tuple[str, ...] = ()
+    task_fields: Mapping[str, str] = Field(
+        default_factory=lambda: {
+            "seed": "seed",
+            "episode_id": "episode_id",
+            "task_key": "key",
+            "data_id": "data_key",
+            "data_version": "data_version",
+        }
+    )
+    reward: Literal["last", "sum", "verifier"] = "last"
+    submit_tool: str = "submit_final_answer"
+    submit_argument: str = "answer"
+    first_observation: tuple[str, ...] | None = None
+    image_fields: tuple[str, ...] = ()
+    ping_interval_s: Seconds = 20.0
+    max_message_bytes: Annotated[int, Field(ge=2**16, le=2**30)] = 64 * 2**20
+
+    _schemes: tuple[str, ...] = ("http://", "https://", "ws://", "wss://")
+
+    @model_validator(mode="after")
+    def _known_task_fields(self) -> "OpenEnvConfig":
+        for name, field in self.task_fields.items():
+            root, _, variable = field.partition(".")
+            if root not in _TASK_FIELDS or (variable and root != "env_variables"):
+                known = ", ".join(_TASK_FIELDS)
+                raise ValueError(
+                    f"task_fields.{name}: a task has no field {field!r}; use one of {known} or "
+                    "env_variables.NAME"
+                )
+        return self
 
 
 class FleetOpenEnvConfig(Model):

@@ -176,7 +176,7 @@ class FleetApi:
         self, body: Mapping[str, Any], request_id: str, timeout_s: float
     ) -> dict[str, Any]:
         region, base = self._config.region, None
-        if region and self._config.url == FLEET_URL:
+        if region and self._config.fixed_url == FLEET_URL:
             base = f"https://{region}.fleetai.com"
         try:
             answer = await self.control(

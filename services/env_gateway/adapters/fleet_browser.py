@@ -27,7 +27,7 @@ class Browsers:
         self._api = api
         self._hosts = config.browser_hosts
         # An emulator lends browsers at its own address.
-        of_fleet = _FLEET_BROWSER_URL if config.url == FLEET_URL else None
+        of_fleet = _FLEET_BROWSER_URL if config.fixed_url == FLEET_URL else None
         self._base = config.browser_url.rstrip("/") if config.browser_url else of_fleet
 
     async def lease(

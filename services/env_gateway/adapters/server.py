@@ -17,8 +17,8 @@ def connect(config: ServerConfig, *, where: str) -> tuple[Address, dict[str, str
     Raises ConfigError, naming the key below `where`, when the API key is not in the environment.
     """
     key = _api_key(config, where=where)
-    if config.url is not None:
-        return FixedAddress(config.url), _bearer(key)
+    if config.fixed_url is not None:
+        return FixedAddress(config.fixed_url), _bearer(key)
     assert config.command is not None, "the configuration has one of url and command"
     key = key or secrets.token_urlsafe(32)
     address = SupervisedProcess(
