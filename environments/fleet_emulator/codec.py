@@ -109,10 +109,18 @@ class ExecuteFunction(BaseModel):
     text_solution: str | None = None
 
 
+class Ignored(BaseModel):
+    """What a diff leaves out: tables, and fields of any table or of one."""
+
+    tables: list[str] = []
+    fields: list[str] = []
+    table_fields: dict[str, list[str]] = {}
+
+
 class StructuredDiff(BaseModel):
     """POST {runner}/diff/structured."""
 
-    ignore_config: dict[str, Any] | None = None
+    ignore_config: Ignored = Ignored()
 
 
 class Ingest(BaseModel):

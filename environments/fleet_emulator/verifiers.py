@@ -3,6 +3,7 @@
 import base64
 import binascii
 import io
+import pickle
 import tempfile
 import time
 import uuid
@@ -18,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from environments.api import DATABASES, Instance
-from environments.fleet_emulator.codec import ExecuteFunction, ExecuteVerifier
+from environments.fleet_emulator.codec import ExecuteFunction, ExecuteVerifier, StructuredDiff
 from environments.fleet_emulator.counters import Counters
 from environments.fleet_emulator.faults import Plan, VerifierOutcome
 from environments.fleet_emulator.lookup import FleetLookup
@@ -30,6 +31,15 @@ from environments.server.runner import PREFIX
 MAX_BUNDLES = 4_096
 MAX_CODE_BYTES = 2**20
 _MEMORY = Path("/dev/shm")
+_DIFF = """
+from fleet.verifiers.local_executor import diff_dbs
+
+def structured_diff(env, tables, fields, table_fields):
+    paths = [env.db(name).db_path for name in ("seed", "current")]
+    names = [table.name for table in env.db("current").describe().tables]
+    ignored = {name: {*fields, *table_fields.get(name, ())} for name in names}
+    return diff_dbs(*paths, set(tables), ignored)
+"""
 
 
 class Verifiers:
@@ -64,6 +74,7 @@ class Verifiers:
             Route("/v1/verifiers/execute", self.execute, methods=["POST"]),
             Route("/v1/verifiers/{verifier_id}", self.get),
             Route(function, self.execute_function, methods=["POST"]),
+            Route(f"{PREFIX}/diff/structured", self.diff, methods=["POST"]),
         ]
 
     async def check(self, request: Request) -> Response:
@@ -85,7 +96,7 @@ class Verifiers:
             answer = _injected(outcome)
         else:
             job = {"code": code, "function": asked.function_name, "arguments": asked.args}
-            answer = await self._run(request, instance_id, job, asked.timeout)
+            answer = await self._run(request, instance_id, job, asked.timeout, self._over_http)
         return JSONResponse(
             {
                 **answer,
@@ -103,7 +114,8 @@ class Verifiers:
         self._lookup.running(request)
         asked = await parse(ExecuteFunction, request)
         job = {"code": asked.function_code, "function": asked.function_name, "arguments": None}
-        answer = await self._run(request, request.path_params["instance_id"], job, 60)
+        instance_id = request.path_params["instance_id"]
+        answer = await self._run(request, instance_id, job, self._max_seconds, self._over_http)
         error = answer["error"] and f"{answer['error']['type']}: {answer['error']['message']}"
         return JSONResponse(
             {
@@ -113,6 +125,22 @@ class Verifiers:
                 "message": answer["stdout"] or "executed",
             }
         )
+
+    async def diff(self, request: Request) -> Response:
+        """What differs between seed and current, as the SDK's own differ has it."""
+        self._lookup.running(request)
+        ignore = (await parse(StructuredDiff, request)).ignore_config
+        given = {
+            "args": (None, ignore.tables, ignore.fields, ignore.table_fields, {}),
+            "kwargs": {},
+        }
+        arguments = base64.b64encode(pickle.dumps(given)).decode()
+        job = {"code": _DIFF, "function": "structured_diff", "arguments": arguments}
+        instance_id = request.path_params["instance_id"]
+        answer = await self._run(request, instance_id, job, self._max_seconds, over_http=False)
+        if answer["success"]:
+            return JSONResponse(answer["result"])
+        return JSONResponse({"success": False, "diff": {}, "message": answer["error"]["message"]})
 
     def _code(self, asked: ExecuteVerifier) -> str:
         if asked.bundle is not None:
@@ -127,7 +155,12 @@ class Verifiers:
         return code
 
     async def _run(
-        self, request: Request, instance_id: str, job: dict[str, Any], timeout_s: float
+        self,
+        request: Request,
+        instance_id: str,
+        job: dict[str, Any],
+        timeout_s: float,
+        over_http: bool,
     ) -> Answer:
         record = self._lookup.registry.get(instance_id)
         if record is None:
@@ -141,20 +174,21 @@ class Verifiers:
             "instance": instance_body(record, base_url),
             "base_url": base_url,
         }
-        with self._databases(record.instance) as paths, self._counters.verifiers.one():
-            return await self._pool.execute({**job, "databases": paths})
+        with self._counters.verifiers.one():
+            if over_http:
+                return await self._pool.execute({**job, "databases": None})
+            with _snapshots(record.instance) as paths:
+                return await self._pool.execute({**job, "databases": paths})
 
-    @contextmanager
-    def _databases(self, instance: Instance) -> Generator[dict[str, str] | None]:
-        """Copies of the databases as they are now."""
-        if self._over_http:
-            yield None
-            return
-        with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as folder:
-            paths = {name: str(Path(folder, f"{name}.db")) for name in DATABASES}
-            for name in DATABASES:
-                Path(paths[name]).write_bytes(instance.snapshot(name))
-            yield paths
+
+@contextmanager
+def _snapshots(instance: Instance) -> Generator[dict[str, str]]:
+    """Paths of copies of the databases as they are now."""
+    with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as folder:
+        paths = {name: str(Path(folder, f"{name}.db")) for name in DATABASES}
+        for name in DATABASES:
+            Path(paths[name]).write_bytes(instance.snapshot(name))
+        yield paths
 
 
 def _unpack(bundle: str) -> str:

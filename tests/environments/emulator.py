@@ -1,0 +1,82 @@
+"""An emulator of Fleet in a process of its own, and the real SDK."""
+
+import importlib
+import inspect
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from environments.oracle import plan
+
+with warnings.catch_warnings():
+    # The SDK declares its models in pydantic's old way.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import fleet as sdk
+
+# The asynchronous half has exceptions of its own, under the same names.
+ERRORS: tuple[type[Exception], ...] = (
+    sdk.FleetError,
+    importlib.import_module("fleet._async.exceptions").FleetError,
+)
+
+__all__ = ["CALL", "ERRORS", "call_tool", "created", "emulating", "sdk", "settled", "solve"]
+
+CALL = {"accept": "application/json, text/event-stream", "authorization": "Bearer anything"}
+
+
+@contextmanager
+def emulating(*options: str, **variables: str) -> Generator[str]:
+    """The emulator's address; its standard error must stay empty."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "environments.fleet_emulator", "--die-with-parent", *options],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | variables,
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    try:
+        yield json.loads(line)["url"]
+    finally:
+        process.terminate()
+        _, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors) == (0, "")
+
+
+async def settled(value: Any) -> Any:
+    """What a call of either SDK returns: the asynchronous one's has to be awaited."""
+    return await value if inspect.isawaitable(value) else value
+
+
+def created(http: httpx.Client, **changes: Any) -> dict[str, Any]:
+    body = {"env_key": "tracker", "data_key": "train-000001", "run_id": "test"} | changes
+    response = http.post("/v1/env/instances", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def call_tool(
+    http: httpx.Client, root: str, name: str, arguments: Any, endpoint: str = "mcp"
+) -> httpx.Response:
+    message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call"}
+    message |= {"params": {"name": name, "arguments": arguments}}
+    return http.post(f"{root}{endpoint}", json=message, headers=CALL)
+
+
+def solve(root: str, env_key: str, data_key: str, endpoints: Sequence[str] = ("mcp",)) -> None:
+    """Make the calls that solve a task, the endpoints taking turns."""
+    with httpx.Client() as http:
+        calls = plan({"env_id": env_key, "data_id": data_key})
+        for index, (name, arguments) in enumerate(calls):
+            endpoint = endpoints[index % len(endpoints)]
+            reply = call_tool(http, root, name, arguments, endpoint)
+            assert reply.json()["result"].get("isError") is not True, reply.text
