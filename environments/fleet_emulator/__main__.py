@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from environments.scenario import APPS
+from environments.api import ALL_KEYS, ENV_KEYS
 from environments.server.serving import TOKEN_VARIABLE, add_options, listen, serve
 from environments.tasks import TaskError, load_tasks, make_tasks
 
@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--env",
         action="append",
-        choices=list(APPS),
+        choices=ALL_KEYS,
         help="environment to serve; may be repeated (default: all)",
     )
     parser.add_argument(
@@ -105,9 +105,10 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
 
 
 def _tasks(options: argparse.Namespace, env_keys: Sequence[str]) -> list[dict[str, Any]]:
-    if options.tasks is None:
-        return list(make_tasks(env_keys, "train", DEFAULT_TASKS))
-    return load_tasks(options.tasks)
+    if options.tasks is not None:
+        return load_tasks(options.tasks)
+    generated = [key for key in env_keys if key in ENV_KEYS]
+    return list(make_tasks(generated, "train", DEFAULT_TASKS)) if generated else []
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -123,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
-    env_keys = tuple(options.env or APPS)
+    env_keys = tuple(options.env or ALL_KEYS)
     try:
         tasks = _tasks(options, env_keys)
         listener = listen(options.host, options.port)

@@ -64,7 +64,13 @@ class Emulator:
         self.endpoint = ToolEndpoint(sessions=options.mcp_sessions)
         self.tasks = TaskStore(options.tasks)
         self.control = FleetControl(
-            self.registry, self.lookup, options.env_keys, options.speed, self.plan, self.counters
+            self.registry,
+            self.lookup,
+            options.env_keys,
+            options.speed,
+            self.plan,
+            self.counters,
+            self.tasks,
         )
         self.admin = Admin(self.registry, self.plan, self.counters)
         secrets = {"FLEET_API_KEY": options.key, "RUNNER_AUTH_TOKEN": options.key}

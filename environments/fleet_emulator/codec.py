@@ -2,12 +2,13 @@
 
 import hashlib
 import json
+from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import BaseModel, Field
 
-from environments.scenario import data_id
+from environments.scenario import APPS, data_id
 from environments.server.codec import ApiError
 from environments.server.registry import ENVIRONMENT_VERSION, Wanted
 
@@ -24,7 +25,10 @@ def digest(text: str) -> str:
 
 
 class MakeInstance(BaseModel):
-    """POST /v1/env/instances. Times in seconds; without a data key the first training task's."""
+    """POST /v1/env/instances. Times in seconds.
+
+    Without a data key an environment with generated tasks opens the first training task's.
+    """
 
     env_key: str
     env_version: str | None = None
@@ -39,12 +43,14 @@ class MakeInstance(BaseModel):
     heartbeat_interval: int | None = Field(default=None, ge=30, le=3_600)
     max_wait_seconds: int | None = Field(default=None, ge=0, le=3_600)
 
-    def check(self) -> None:
+    def check(self, versions: Collection[str]) -> None:
         """Raises `ApiError` 400 in the words by which Fleet's clients tell the cases apart."""
         version = self.env_version
-        if version is not None and version.lstrip("v") != ENVIRONMENT_VERSION.lstrip("v"):
-            known = f"use {ENVIRONMENT_VERSION}"
+        if version is not None and version not in versions:
+            known = f"use one of {', '.join(versions)}"
             raise ApiError(400, f"Version '{version}' not found for '{self.env_key}': {known}")
+        if self.data_key is None and self.env_key not in APPS:
+            raise ApiError(400, f"data_key: '{self.env_key}' has no default data")
         if self.region is not None and self.region not in REGIONS:
             regions = list(REGIONS)
             raise ApiError(400, f"Region {self.region} not supported. Please use {regions}")
@@ -59,6 +65,7 @@ class MakeInstance(BaseModel):
             request_id=request_id,
             heartbeat_interval=self.heartbeat_interval,
             env_variables=self.env_variables,
+            env_version=self.env_version or ENVIRONMENT_VERSION,
             region=self.region or REGIONS[0],
             profile_id=PROFILE,
         )

@@ -12,10 +12,11 @@ from environments.api import Instance, open_instance
 from environments.fleet_emulator.codec import PROFILE, REGIONS, TEAM, MakeInstance
 from environments.fleet_emulator.counters import Counters
 from environments.fleet_emulator.faults import Plan
+from environments.fleet_emulator.tasks import TaskStore
 from environments.server.codec import ApiError, parse
-from environments.server.control import Control, environment_body
+from environments.server.control import Control
 from environments.server.lookup import Lookup
-from environments.server.registry import Record, Registry, Wanted
+from environments.server.registry import ENVIRONMENT_VERSION, Record, Registry, Wanted
 
 
 class FleetControl(Control):
@@ -29,8 +30,10 @@ class FleetControl(Control):
         speed: float,
         plan: Plan,
         counters: Counters,
+        tasks: TaskStore,
     ) -> None:
         super().__init__(registry, lookup, env_keys, speed)
+        self._tasks = tasks
         self._plan = plan
         self._counters = counters
 
@@ -47,7 +50,7 @@ class FleetControl(Control):
     async def environment(self, request: Request) -> Response:
         env_key = request.path_params["env_key"]
         self._check_environment(env_key)
-        return JSONResponse(environment_body(env_key))
+        return JSONResponse(self._environment(env_key))
 
     async def regions(self, request: Request) -> Response:
         return JSONResponse(list(REGIONS))
@@ -88,7 +91,7 @@ class FleetControl(Control):
         request_id = request.headers.get("x-request-id")
         self._check_first(request_id)
         self._check_environment(asked.env_key)
-        asked.check()
+        asked.check(self._versions(asked.env_key))
         wanted = asked.wanted(request_id)
         try:
             instance = open_instance(wanted.env_key, wanted.data_key, wanted.data_version)
@@ -98,6 +101,10 @@ class FleetControl(Control):
         with self._counters.creates.one():
             await self._start(record, instance)
         return self._answer(request, record)
+
+    def _versions(self, env_key: str) -> tuple[str, ...]:
+        """The apps have one version; tasks of a file may have been made for others."""
+        return tuple(dict.fromkeys((ENVIRONMENT_VERSION, *self._tasks.versions(env_key))))
 
     def _reserve(self, wanted: Wanted) -> Record:
         most = self._plan.settings.in_flight_creates

@@ -40,6 +40,11 @@ class TaskStore:
             Route(one, self.update, methods=["PUT"]),
         ]
 
+    def versions(self, env_key: str) -> list[str]:
+        """Of the environment, as its tasks have them."""
+        tasks = (task for task in self._tasks.values() if task["env_id"] == env_key)
+        return [version for task in tasks if (version := task.get("version"))]
+
     def verifier(self, verifier_id: str) -> dict[str, Any] | None:
         """Fleet's VerifierData."""
         bodies = (task_body(task) for task in self._tasks.values())

@@ -95,7 +95,7 @@ def instance_body(record: Record, base_url: str) -> dict[str, Any]:
     return {
         "instance_id": record.instance_id,
         "env_key": wanted.env_key,
-        "version": ENVIRONMENT_VERSION,
+        "version": wanted.env_version,
         "status": record.status,
         "subdomain": record.instance_id,
         "created_at": record.created_at.isoformat(),

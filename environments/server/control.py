@@ -72,7 +72,20 @@ class Control:
         return JSONResponse({"status": "healthy", "instances": len(self.registry)})
 
     async def environments(self, request: Request) -> Response:
-        return JSONResponse([environment_body(key) for key in self.env_keys])
+        return JSONResponse([self._environment(key) for key in self.env_keys])
+
+    def _environment(self, env_key: str) -> dict[str, Any]:
+        """Fleet's Environment."""
+        return {
+            "env_key": env_key,
+            "name": env_key.capitalize(),
+            "description": f"{len(tools_of(env_key))} tools",
+            "default_version": ENVIRONMENT_VERSION,
+            "versions": {version: env_key for version in self._versions(env_key)},
+        }
+
+    def _versions(self, env_key: str) -> tuple[str, ...]:
+        return (ENVIRONMENT_VERSION,)
 
     async def create(self, request: Request) -> Response:
         asked = await parse(CreateInstance, request)
@@ -164,17 +177,6 @@ class Control:
 
     def _answer(self, request: Request, record: Record) -> Response:
         return JSONResponse(instance_body(record, _base(request)))
-
-
-def environment_body(env_key: str) -> dict[str, Any]:
-    """Fleet's Environment."""
-    return {
-        "env_key": env_key,
-        "name": env_key.capitalize(),
-        "description": f"{len(tools_of(env_key))} tools",
-        "default_version": ENVIRONMENT_VERSION,
-        "versions": {ENVIRONMENT_VERSION: env_key},
-    }
 
 
 def _base(request: Request) -> str:

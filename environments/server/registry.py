@@ -29,6 +29,7 @@ class Wanted:
     request_id: str | None = None
     heartbeat_interval: float | None = None
     env_variables: dict[str, Any] | None = None
+    env_version: str = ENVIRONMENT_VERSION
     region: str = "local"
     profile_id: str | None = None
 
