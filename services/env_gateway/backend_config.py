@@ -156,8 +156,17 @@ class OpenEnvConfig(ServerConfig):
         return self
 
 
-class FleetOpenEnvConfig(Model):
-    """FleetTaskEnv of an OpenEnv fork, in worker processes."""
+class FleetOpenEnvConfig(ServerConfig):
+    """FleetTaskEnv of Fleet's OpenEnv fork, one process each; the server is Fleet's control plane.
+
+    `path` is a checkout of the fork, OPENENV_FORK_PATH unless set, and `python` an interpreter that
+    has what the fork needs (such as mcp below 2), the gateway's own unless set.
+    """
+
+    url: str | None = FLEET_URL
+    api_key_env: str | None = "FLEET_API_KEY"
+    path: str | None = None
+    python: str | None = None
 
 
 class EmbeddedConfig(Model):

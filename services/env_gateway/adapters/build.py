@@ -43,9 +43,16 @@ def _fleet(config: BackendsConfig, max_calls: int) -> Backend:
     return fleet.build(config.fleet, max_calls=max_calls)
 
 
+def _fleet_openenv(config: BackendsConfig, max_calls: int) -> Backend:
+    from services.env_gateway.adapters import fleet_openenv
+
+    return fleet_openenv.build(config.fleet_openenv, max_calls=max_calls)
+
+
 _BUILDERS: Mapping[BackendName, Callable[[BackendsConfig, int], Backend]] = {
     "embedded": _embedded,
     "mcp": _mcp,
     "fleet": _fleet,
+    "fleet_openenv": _fleet_openenv,
     "openenv": _openenv,
 }

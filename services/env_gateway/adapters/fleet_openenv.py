@@ -1,0 +1,224 @@
+"""FleetTaskEnv itself, of Fleet's fork of OpenEnv, each in a worker process.
+
+It is here to compare with: it retries calls that may have been executed, takes a verifier without a
+result for a pass, and waits eight seconds before its first question. What it forgets, this does: it
+tags its instances and deletes them.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from services.common.errors import ConfigError
+from services.env_gateway.adapters.fleet_api import FleetApi
+from services.env_gateway.adapters.fleet_openenv_codec import parts_of, task_config, tools_of
+from services.env_gateway.adapters.fleet_openenv_process import WorkerProcess
+from services.env_gateway.adapters.http_client import http_session
+from services.env_gateway.adapters.process import Address, inherited_environment
+from services.env_gateway.adapters.server import connect
+from services.env_gateway.backend_config import FleetConfig, FleetOpenEnvConfig
+from services.env_gateway.ports import (
+    BackendError,
+    CallResult,
+    Execution,
+    Orphan,
+    Part,
+    Provision,
+    QueryError,
+    Rows,
+    SqlValue,
+    Submission,
+    Tool,
+)
+
+PATH_VARIABLE = "OPENENV_FORK_PATH"
+_WHERE = "env_gateway.backends.fleet_openenv"
+_PACKAGE = Path("envs") / "fleet_env"
+_CLOSE_S = 5.0
+# What Fleet's SDK raises for a request that can never succeed.
+_INVALID = (
+    "FleetAuthenticationError",
+    "FleetBadRequestError",
+    "FleetEnvironmentAccessError",
+    "FleetEnvironmentNotFoundError",
+    "FleetPermissionError",
+    "FleetRegionError",
+    "FleetVersionNotFoundError",
+    "ImportError",
+    "ModuleNotFoundError",
+)
+_NO_SUCH_TOOL = "not found on any active MCP endpoint"
+
+
+def build(config: FleetOpenEnvConfig, *, max_calls: int) -> "FleetOpenEnvBackend":
+    """Raises ConfigError where the fork is not found."""
+    folder = fork_folder(config)
+    address, headers = connect(config, where=_WHERE)
+    http = http_session(max_connections=max_calls, headers={})
+    api = FleetApi(FleetConfig(), address, http, headers)
+    return FleetOpenEnvBackend(config, folder, address, api)
+
+
+def fork_folder(config: FleetOpenEnvConfig) -> Path:
+    """The folder with `envs/fleet_env`, which is not on any package index."""
+    given = config.path or os.environ.get(PATH_VARIABLE)
+    if not given:
+        raise ConfigError(
+            f"backend 'fleet_openenv' needs Fleet's fork of OpenEnv: set {_WHERE}.path, or "
+            f"{PATH_VARIABLE} in the environment, to a checkout of it"
+        )
+    for folder in (Path(given), Path(given) / "src"):
+        if (folder / _PACKAGE).is_dir():
+            return folder
+    raise ConfigError(f"{given} holds neither {_PACKAGE} nor src/{_PACKAGE}; check {_WHERE}.path")
+
+
+class FleetOpenEnvInstance:
+    """Lost as soon as its process is: nobody else has FleetTaskEnv's state."""
+
+    def __init__(
+        self,
+        api: FleetApi,
+        worker: WorkerProcess,
+        created: Mapping[str, Any],
+        request: Provision,
+    ) -> None:
+        self.instance_id: str = created["instance_id"]
+        self.env_version: str = created["env_version"]
+        self.data_version: str = created["data_version"]
+        self.pid = worker.pid
+        self._api = api
+        self._worker = worker
+        self._tag = request.episode_id
+        self._leases_browser = request.task.modality == "browser_use"
+        self._first: Mapping[str, Any] | None = None
+
+    async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:
+        return tools_of(await self._first_observation(timeout_s))
+
+    async def observe(self, *, timeout_s: float) -> Sequence[Part]:
+        first = await self._first_observation(timeout_s)
+        return parts_of(first["initial_screenshot"]) if first.get("initial_screenshot") else ()
+
+    async def call(
+        self, name: str, arguments: Mapping[str, Any], *, timeout_s: float
+    ) -> CallResult:
+        message = {"op": "step", "tool": name, "params": arguments}
+        answer = _checked(await self._worker.ask(message, timeout_s=timeout_s))
+        info = answer["info"]
+        if "tool_result" in info:
+            error = info.get("tool_error")
+            return CallResult(parts_of(info["tool_result"]), error is not None, done=answer["done"])
+        message = str(info.get("tool_error"))
+        unknown = _NO_SUCH_TOOL in message
+        raise BackendError(
+            "fleet_task_env", message, delivered=False if unknown else None, invalid=unknown
+        )
+
+    async def grade(self, submission: Submission, *, timeout_s: float) -> Execution | None:
+        lines = (submission.conversation or "").splitlines()
+        message = {
+            "op": "grade",
+            "answer": submission.final_answer,
+            "conversation": [json.loads(line) for line in lines] or None,
+        }
+        try:
+            answer = _checked(await self._worker.ask(message, timeout_s=timeout_s))
+        except BackendError as error:
+            return Execution(
+                error=str(error), timed_out=error.kind == "timeout", instance_lost=error.lost
+            )
+        stdout = answer["stdout"] or ""
+        if answer["reward"] is None:
+            return Execution(error=answer["verifier_error"] or "no reward", stdout=stdout)
+        return Execution(result=answer["reward"], stdout=stdout)
+
+    async def query(self, db: str, sql: str, args: Sequence[SqlValue], *, timeout_s: float) -> Rows:
+        raise QueryError("FleetTaskEnv shows no database, and verifies at Fleet")
+
+    async def snapshot(self, db: str, *, timeout_s: float) -> bytes | None:
+        return None
+
+    async def close(self, *, timeout_s: float) -> None:
+        """By the tag: FleetTaskEnv repeats a creation of which it does not know the outcome."""
+        if self._leases_browser and self._first is not None:
+            await self._release_browser()
+        await self._worker.kill()
+        await self._api.delete_run(self._tag, timeout_s=timeout_s)
+
+    async def _release_browser(self) -> None:
+        try:
+            await self._worker.ask({"op": "close"}, timeout_s=_CLOSE_S)
+        except BackendError:
+            # The lease ends by itself; the instance must not wait for it.
+            return
+
+    async def _first_observation(self, timeout_s: float) -> Mapping[str, Any]:
+        if self._first is None:
+            self._first = _checked(await self._worker.read(timeout_s=timeout_s))["observation"]
+        return self._first
+
+
+class FleetOpenEnvBackend:
+    def __init__(
+        self, config: FleetOpenEnvConfig, folder: Path, address: Address, api: FleetApi
+    ) -> None:
+        self._config = config
+        self._address = address
+        self._api = api
+        worker = Path(__file__).with_name("fleet_openenv_worker.py")
+        self._command = (config.python or sys.executable, str(worker), str(folder))
+
+    def serves(self, env_key: str) -> bool:
+        return True
+
+    async def provision(self, request: Provision, *, timeout_s: float) -> FleetOpenEnvInstance:
+        until = _now() + timeout_s
+        environment = await self._environment(timeout_s)
+        worker = await WorkerProcess.start(self._command, environment)
+        message = {
+            "op": "open",
+            "task": task_config(request.task),
+            "tag": request.episode_id,
+            "ttl_s": int(request.ttl_s) + 1,
+        }
+        try:
+            created = _checked(await worker.ask(message, timeout_s=until - _now()))
+        except BaseException:
+            # Also when cancelled: a process that nobody knows of would go on creating.
+            await worker.kill()
+            raise
+        return FleetOpenEnvInstance(self._api, worker, created, request)
+
+    async def reclaim(self, orphan: Orphan, *, timeout_s: float) -> None:
+        await self._api.delete_run(orphan.episode_id, timeout_s=timeout_s)
+
+    async def close(self) -> None:
+        """Workers end with the instances, and with this process."""
+        await self._api.http.close()
+        await self._address.close()
+
+    async def _environment(self, timeout_s: float) -> dict[str, str]:
+        """FleetTaskEnv takes both from nowhere else."""
+        url = await self._address.url(timeout_s)
+        key = self._api.headers.get("authorization", "").removeprefix("Bearer ")
+        # It refuses to start without a key, where the control plane asks for none.
+        return {**inherited_environment(), "FLEET_BASE_URL": url, "FLEET_API_KEY": key or "none"}
+
+
+def _checked(answer: dict[str, Any]) -> dict[str, Any]:
+    """Raises BackendError for what FleetTaskEnv raised. The process goes on."""
+    if "kind" not in answer:
+        return answer
+    message = f"{answer['kind']}: {answer['error']}"
+    raise BackendError(
+        "fleet_task_env", message, delivered=None, invalid=answer["kind"] in _INVALID
+    )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,74 @@
+"""Between FleetTaskEnv's words and the gateway's. Pure."""
+
+import base64
+import binascii
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from services.env_gateway.offer import SUBMIT_FINAL_ANSWER
+from services.env_gateway.ports import Media, Part, Text, Tool
+from services.env_gateway.tasks import Task
+
+
+def task_config(task: Task) -> dict[str, Any]:
+    """In the one vocabulary that FleetTaskEnv knows."""
+    return {
+        "task_key": task.key,
+        "prompt": task.prompt,
+        "env_key": task.env_key,
+        "env_version": task.env_version or None,
+        "data_key": task.data_key or None,
+        "data_version": task.data_version or None,
+        "env_variables": dict(task.raw_variables) or None,
+        "verifier_code": task.verifier,
+        "task_modality": task.modality,
+    }
+
+
+def tools_of(observation: Mapping[str, Any]) -> Sequence[Tool]:
+    """Without the one for the final answer, which the gateway has itself."""
+    functions = [tool["function"] for tool in observation["tools"]]
+    return [
+        Tool(
+            function["name"],
+            function.get("description") or "",
+            json.dumps(function.get("parameters") or {"type": "object"}),
+        )
+        for function in functions
+        if function["name"] != SUBMIT_FINAL_ANSWER.name
+    ]
+
+
+def parts_of(result: Any) -> tuple[Part, ...]:
+    """A tool's result, decoded JSON or OpenAI's content parts, as what it was made of."""
+    if isinstance(result, str):
+        return (Text(result),)
+    if isinstance(result, dict) and result.keys() == {"error"}:
+        return (Text(str(cast("Mapping[str, Any]", result)["error"])),)
+    if _is_content(result):
+        return tuple(_part(item) for item in result)
+    return (Text(json.dumps(result)),)
+
+
+def _is_content(result: Any) -> bool:
+    """Text only is never shown as content parts, so that there is an image among them."""
+    if not isinstance(result, list):
+        return False
+    items = cast("list[Any]", result)
+    kinds = {item.get("type") if isinstance(item, dict) else None for item in items}
+    return "image_url" in kinds and kinds <= {"image_url", "text"}
+
+
+def _part(item: Mapping[str, Any]) -> Part:
+    if item["type"] == "text":
+        return Text(str(item["text"]))
+    url = str(item["image_url"]["url"])
+    header, _, encoded = url.partition(",")
+    try:
+        data = base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError):
+        return Text(url)
+    mime = header.removeprefix("data:").removesuffix(";base64")
+    return Media(data, mime, hashlib.sha256(data).digest(), len(data))

@@ -1,0 +1,85 @@
+"""The worker process of one FleetTaskEnv, which a deadline kills: it swallows cancellation."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from services.env_gateway.adapters.process import spawn
+from services.env_gateway.ports import BackendError
+
+_ANSWER_BYTES = 64 * 2**20
+
+
+class WorkerProcess:
+    """One request at a time. After anything but an answer the process is gone."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        self._process = process
+        self._stdin = process.stdin
+        self._stdout = process.stdout
+        self._killed = False
+
+    @classmethod
+    async def start(cls, command: Sequence[str], environment: Mapping[str, str]) -> "WorkerProcess":
+        """Raises BackendError."""
+        try:
+            return cls(await spawn(command, environment, limit=_ANSWER_BYTES))
+        except OSError as error:
+            message = f"{command[0]} cannot be started: {error}"
+            raise BackendError("worker", message, delivered=False, invalid=True) from error
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def ask(self, message: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
+        """Raises BackendError, `lost`; nothing can be asked after that."""
+        self._send(message)
+        return await self.read(timeout_s=timeout_s)
+
+    async def read(self, *, timeout_s: float) -> dict[str, Any]:
+        """The next line of the answer."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return json.loads(await self._stdout.readuntil())
+        except TimeoutError:
+            await self.kill()
+            message = f"FleetTaskEnv did not answer in {timeout_s:.1f} s and was ended"
+            raise _lost("timeout", message) from None
+        except asyncio.IncompleteReadError:
+            await self.kill()
+            message = f"the process of FleetTaskEnv ended (code {self._process.returncode})"
+            raise _lost("worker", message) from None
+        except (asyncio.LimitOverrunError, ValueError) as error:
+            await self.kill()
+            message = f"FleetTaskEnv's answer cannot be read: {error}"
+            raise _lost("protocol", message[:500]) from error
+        except asyncio.CancelledError:
+            # Its answer would be taken for that of the next request.
+            self._kill()
+            raise
+
+    async def kill(self) -> None:
+        """And whatever it started. Repeatable."""
+        self._kill()
+        await self._process.wait()
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        if self._killed or self._process.returncode is not None:
+            raise BackendError("lost", "FleetTaskEnv was ended", delivered=False, lost=True)
+        self._stdin.write(json.dumps(message).encode() + b"\n")
+
+    def _kill(self) -> None:
+        self._killed = True
+        self._stdin.close()
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def _lost(kind: str, message: str) -> BackendError:
+    return BackendError(kind, message, delivered=None, lost=True)

@@ -1,0 +1,121 @@
+"""Runs one FleetTaskEnv for the gateway: JSON lines on standard input, answers on standard output.
+
+    fleet_openenv_worker.py FOLDER     (with `envs.fleet_env` in it)
+
+Started by path, with the interpreter of the fork: this file imports nothing of this repository. It
+tags what it creates with the episode's id as Fleet's run id, and says so before anything can fail,
+so that every instance can be found again. What FleetTaskEnv prints goes to standard error.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+Message = dict[str, Any]
+
+
+class Worker:
+    def __init__(self, tell: Callable[[Message], None]) -> None:
+        self._tell = tell
+        self._env: Any = None
+        self._graded: Message | None = None
+
+    async def answer(self, request: Message) -> Message:
+        operations = {
+            "open": self._open,
+            "step": self._step,
+            "grade": self._grade,
+            "close": self._close,
+        }
+        try:
+            return await operations[request["op"]](request)
+        except Exception as error:  # noqa: BLE001
+            # Whatever the fork raises is for the gateway to judge, by its name.
+            traceback.print_exc()
+            return {"error": str(error)[:2000], "kind": type(error).__name__}
+
+    async def _open(self, request: Message) -> Message:
+        from envs.fleet_env import FleetTaskEnv
+
+        self._tag_instances(request["tag"])
+        # The gateway ends episodes, so that there is no last step here.
+        self._env = FleetTaskEnv(
+            request["task"], ttl_seconds=request["ttl_s"], max_steps=sys.maxsize
+        )
+        return {"observation": await self._env.reset_async()}
+
+    async def _step(self, request: Message) -> Message:
+        action = {"tool": request["tool"], "params": request["params"]}
+        _, _, done, info = await self._env.step_async(action)
+        return {"info": info, "done": done}
+
+    async def _grade(self, request: Message) -> Message:
+        """Once: FleetTaskEnv repeats a verifier that failed by itself."""
+        if self._graded is None:
+            answer = request["answer"]
+            self._env.conversation_messages = request["conversation"]
+            action: Message = {"done": True}
+            if answer is not None:
+                action = {"tool": "submit_final_answer", "params": {"answer": answer}}
+            _, reward, _, _ = await self._env.step_async(action)
+            self._graded = {
+                "reward": reward,
+                "stdout": self._env.verifier_stdout,
+                "verifier_error": self._env.verifier_error,
+            }
+        return self._graded
+
+    async def _close(self, request: Message) -> Message:
+        await self._env.close_async()
+        return {}
+
+    def _tag_instances(self, tag: str) -> None:
+        from fleet import AsyncFleet
+
+        make = AsyncFleet.make
+
+        async def tagged(fleet: Any, *arguments: Any, **keywords: Any) -> Any:
+            keywords["run_id"] = tag
+            instance: Any = await make(fleet, *arguments, **keywords)
+            self._tell(
+                {
+                    "instance_id": instance.instance_id,
+                    "env_version": getattr(instance, "version", None) or "",
+                    "data_version": getattr(instance, "data_version", None) or "",
+                }
+            )
+            return instance
+
+        AsyncFleet.make = tagged
+
+
+def _own_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """Standard input and output, taken away from whatever else reads or prints here."""
+    requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.dup2(2, 1)
+    os.close(empty)
+    return requests, answers
+
+
+def main() -> None:
+    sys.path.insert(0, sys.argv[1])
+    requests, answers = _own_pipes()
+
+    def tell(message: Message) -> None:
+        answers.write(json.dumps(message, default=str).encode() + b"\n")
+        answers.flush()
+
+    worker = Worker(tell)
+    with asyncio.Runner() as runner:
+        for line in requests:
+            tell(runner.run(worker.answer(json.loads(line))))
+
+
+if __name__ == "__main__":
+    main()
