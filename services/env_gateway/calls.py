@@ -3,20 +3,24 @@
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager, nullcontext
-from dataclasses import replace
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 from services.common.log import get_logger
+from services.env_gateway import meters
+from services.env_gateway.adaptive import AdaptiveLimit, Breaker
 from services.env_gateway.computer import only_looks
 from services.env_gateway.config import EnvGatewayConfig, RetryConfig
+from services.env_gateway.gates import Gate
 from services.env_gateway.offer import COMPUTER, final_answer, is_final_answer
-from services.env_gateway.ports import BackendError, CallResult, Instance, Text, Tool
+from services.env_gateway.ports import BackendError, CallResult, Instance, Text, Tool, Watched
 from services.env_gateway.retry import Backoff, Decision, RetryBudget, Verdict, decide
 from services.env_gateway.session import Answer, Outcome, Session
 from services.env_gateway.tasks import TaskError, load_object
 
 _LOG = get_logger(__name__)
+_EXAMINATION_S = 5.0
 _OUTCOMES = {
     Verdict.NOT_EXECUTED: Outcome.NOT_EXECUTED,
     Verdict.OUTCOME_UNKNOWN: Outcome.OUTCOME_UNKNOWN,
@@ -26,40 +30,68 @@ _OUTCOMES = {
 }
 
 
-class CallSlots:
-    """How many calls are in flight: one per episode, some per environment, some in all."""
+class CallGates:
+    """How many calls are in flight: one gate for each environment, and one limit for all."""
 
     def __init__(self, config: EnvGatewayConfig) -> None:
+        self._config = config
         self._all = asyncio.Semaphore(config.limits.max_calls)
-        self._by_env = {
-            env_key: asyncio.Semaphore(environment.max_calls)
-            for env_key, environment in config.environments.items()
-            if environment.max_calls is not None
-        }
+        self.by_env: dict[str, Gate] = {}
+
+    def gate(self, env_key: str) -> Gate:
+        gate = self.by_env.get(env_key)
+        if gate is None:
+            limits, breaker = self._config.limits, self._config.breaker
+            limit = AdaptiveLimit(
+                start=limits.start_calls, ceiling=self._config.max_calls_of(env_key)
+            )
+            gate = self.by_env[env_key] = Gate(
+                limit,
+                Breaker(
+                    window=breaker.window, error_rate=breaker.error_rate, open_s=breaker.open_s
+                ),
+            )
+        return gate
 
     @asynccontextmanager
-    async def hold(self, session: Session, *, until: float) -> AsyncGenerator[None]:
-        """Wait for the call's turn, in order of arrival; TimeoutError at `until`."""
-        by_env = self._by_env.get(session.env_key) or nullcontext()
-        async with asyncio.timeout_at(until) as waiting, session.turn, by_env, self._all:
-            waiting.reschedule(None)
-            yield
+    async def passing(self, env_key: str, until: float) -> AsyncGenerator[None]:
+        """Wait for a place, in order of arrival; TimeoutError at `until`. Raises BackendError."""
+        async with self.gate(env_key).passing(until):
+            async with asyncio.timeout_at(until) as waiting:
+                await self._all.acquire()
+                waiting.reschedule(None)
+            try:
+                yield
+            finally:
+                self._all.release()
+
+
+@dataclass(slots=True)
+class _Call:
+    """`sent_at` is when it first had a place."""
+
+    session: Session
+    tool: Tool
+    arguments: Mapping[str, Any]
+    until: float
+    attempts: int = 0
+    sent_at: float | None = None
 
 
 class Caller:
     """Runs one call to its answer; never raises for what an environment does."""
 
     def __init__(self, config: EnvGatewayConfig, rng: random.Random) -> None:
-        self.slots = CallSlots(config)
+        self.gates = CallGates(config)
         self._retry = config.retry
-        self._budget = retry_budget(config.retry)
+        self._max_unreachable = config.breaker.instance_failures
+        self.budget = retry_budget(config.retry)
         self._rng = rng
 
     async def run(
         self, session: Session, name: str, arguments_json: str, timeout_s: float
     ) -> Answer:
         started = _now()
-        until = min(started + timeout_s, session.episode.ends_at)
         tool = session.tools.get(name)
         if tool is None:
             return _told(Outcome.BAD_TOOL, f"unknown tool {name[:100]!r}")
@@ -69,72 +101,110 @@ class Caller:
                 return _submitted(session, final_answer(arguments))
         except TaskError as error:
             return _told(Outcome.BAD_ARGUMENTS, str(error))
+        until = min(started + timeout_s, session.episode.ends_at)
+        call = _Call(session, tool, arguments, until)
         try:
-            async with self.slots.hold(session, until=until):
-                queue_s = _now() - started
-                answer = await self._attempts(session, tool, arguments, until)
+            async with _turn(session, until):
+                answer = await self._attempts(call)
         except TimeoutError:
-            return replace(
-                _told(Outcome.DEADLINE, "the call waited for its turn until its deadline"),
-                queue_s=_now() - started,
-            )
+            message = "the call waited for its turn until its deadline"
+            answer = replace(_told(Outcome.DEADLINE, message), attempts=call.attempts)
         parts = answer.parts
         if session.screen is not None:
             parts = await session.screen.shown_parts(parts)
-        parts = session.media.keep(parts)
-        return replace(answer, parts=parts, queue_s=queue_s, upstream_s=_now() - started - queue_s)
+        sent_at = call.sent_at or _now()
+        return replace(
+            answer,
+            parts=session.media.keep(parts),
+            queue_s=sent_at - started,
+            upstream_s=_now() - sent_at,
+        )
 
-    async def _attempts(
-        self, session: Session, tool: Tool, arguments: Mapping[str, Any], until: float
-    ) -> Answer:
-        instance = session.instance
-        if instance is None or session.episode.lost:
+    async def _attempts(self, call: _Call) -> Answer:
+        """Raises TimeoutError when there is no place for the call in time."""
+        session, tool = call.session, call.tool
+        if session.instance is None or session.episode.lost:
             return _told(Outcome.SESSION_LOST, "the environment instance is gone")
         backoff = new_backoff(self._retry, self._rng)
-        self._budget.deposit()
-        attempts = 0
+        self.budget.deposit()
         while True:
-            attempts += 1
             try:
-                result = await _attempt(instance, tool.name, arguments, until)
-            except BackendError as error:
+                result = await self._attempt(call, session.instance)
+            except BackendError as failure:
+                error = await self._examined(call, session.instance, failure)
                 decision = decide(
                     error,
-                    repeatable=tool.repeatable or only_looks(tool.name, arguments),
-                    remaining_s=until - _now(),
+                    repeatable=tool.repeatable or only_looks(tool.name, call.arguments),
+                    remaining_s=call.until - _now(),
                     backoff=backoff,
-                    budget=self._budget,
+                    budget=self.budget,
                 )
                 if decision.wait_s is None:
-                    return _failed(session, error, decision, attempts)
+                    return _failed(call, error, decision)
                 await asyncio.sleep(decision.wait_s)
             else:
+                session.unreachable = 0
                 outcome = Outcome.TOOL_ERROR if result.is_error else Outcome.OK
-                return Answer(outcome, result.parts, result.reward, result.done, attempts)
+                return Answer(outcome, result.parts, result.reward, result.done, call.attempts)
+
+    async def _attempt(self, call: _Call, instance: Instance) -> CallResult:
+        async with self.gates.passing(call.session.env_key, call.until):
+            now = _now()
+            call.sent_at = call.sent_at or now
+            call.attempts += 1
+            try:
+                result = await instance.call(
+                    call.tool.name, call.arguments, timeout_s=max(0.001, call.until - now)
+                )
+            except BackendError as error:
+                meters.attempted(call.session.env_key, error.kind)()
+                raise
+            except Exception as error:
+                # An answer that no adapter foresaw, or an embedded environment's fault: the call
+                # may have been executed, and is not to be repeated by a worker that sees an
+                # internal error.
+                _LOG.exception("call_failed", instance=instance.instance_id, tool=call.tool.name)
+                raise BackendError("internal", repr(error)[:500], delivered=None) from error
+            meters.attempted(call.session.env_key, "ok")()
+            return result
+
+    async def _examined(self, call: _Call, instance: Instance, error: BackendError) -> BackendError:
+        """After some failures in a row to reach an instance, ask its backend whether it is there:
+        there is nothing to wait for when it is not."""
+        session = call.session
+        session.unreachable = session.unreachable + 1 if error.unreachable else 0
+        if session.unreachable < self._max_unreachable or not isinstance(instance, Watched):
+            return error
+        session.unreachable = 0
+        timeout_s = min(_EXAMINATION_S, max(0.001, call.until - _now()))
+        try:
+            if await instance.alive(timeout_s=timeout_s):
+                return error
+        except BackendError as unknown:
+            _LOG.info("instance_not_examined", instance=instance.instance_id, error=str(unknown))
+            return error
+        message = f"the environment does not run any more; last seen: {error}"
+        return BackendError("lost", message, delivered=error.delivered, lost=True)
 
 
-async def _attempt(
-    instance: Instance, name: str, arguments: Mapping[str, Any], until: float
-) -> CallResult:
-    remaining_s = until - _now()
-    if remaining_s <= 0:
-        raise BackendError("timeout", "no time left for the call", delivered=False)
+@asynccontextmanager
+async def _turn(session: Session, until: float) -> AsyncGenerator[None]:
+    """One call of an episode at a time, in order of arrival; TimeoutError at `until`."""
+    async with asyncio.timeout_at(until) as waiting:
+        await session.turn.acquire()
+        waiting.reschedule(None)
     try:
-        return await instance.call(name, arguments, timeout_s=remaining_s)
-    except BackendError:
-        raise
-    except Exception as error:
-        # An answer that no adapter foresaw, or an embedded environment's fault: the call may have
-        # been executed, and is not to be repeated by a worker that sees an internal error.
-        _LOG.exception("call_failed", instance=instance.instance_id, tool=name)
-        raise BackendError("internal", repr(error)[:500], delivered=None) from error
+        yield
+    finally:
+        session.turn.release()
 
 
-def _failed(session: Session, error: BackendError, decision: Decision, attempts: int) -> Answer:
+def _failed(call: _Call, error: BackendError, decision: Decision) -> Answer:
     outcome = _OUTCOMES[decision.verdict]
-    session.episode.lost |= error.lost
-    session.episode.tainted |= outcome is Outcome.OUTCOME_UNKNOWN
-    return replace(_told(outcome, str(error)), attempts=attempts)
+    episode = call.session.episode
+    episode.lost |= error.lost
+    episode.tainted |= outcome is Outcome.OUTCOME_UNKNOWN
+    return replace(_told(outcome, str(error)), attempts=call.attempts)
 
 
 def _arguments(session: Session, tool: Tool, arguments_json: str) -> dict[str, Any]:

@@ -31,15 +31,34 @@ class EnvironmentConfig(Model):
 
 
 class LimitsConfig(Model):
-    """`max_waiting` bounds episodes in the queue; `max_creating` instances being created."""
+    """Calls in flight, for each environment, and creations in flight, for each backend, start at
+    `start_calls` and `start_creating` and adapt to what is borne, up to `max_calls` and
+    `max_creating`; creations are besides at most `creates_per_s`, and `creates_burst` at once.
+    `max_waiting` bounds episodes in the queue.
+    """
 
     max_episodes: Count = 512
+    start_calls: Count = 16
     max_calls: Count = 256
+    start_creating: Count = 8
     max_creating: Count = 64
+    creates_per_s: Annotated[float, Field(gt=0, le=10_000)] = 100.0
+    creates_burst: Count = 64
     max_waiting: Count = 2048
     batch_ttl_s: Seconds = 30.0
     transcript_bytes: Annotated[int, Field(ge=2**10, le=2**30)] = 16 * 2**20
     media_bytes: Annotated[int, Field(ge=2**16, le=2**32)] = 64 * 2**20
+
+
+class BreakerConfig(Model):
+    """An environment of which more than `error_rate` of the last `window` calls failed is left
+    alone for `open_s`. After `instance_failures` in a row to reach one instance its backend is
+    asked whether it still runs."""
+
+    window: Annotated[int, Field(ge=1, le=10_000)] = 20
+    error_rate: Annotated[float, Field(gt=0, le=1)] = 0.5
+    open_s: Seconds = 5.0
+    instance_failures: Annotated[int, Field(ge=1, le=1000)] = 3
 
 
 class RetryConfig(Model):
@@ -75,6 +94,7 @@ class EnvGatewayConfig(Model):
     backends: BackendsConfig = BackendsConfig()
     environments: Mapping[str, EnvironmentConfig] = Field(default_factory=dict)
     limits: LimitsConfig = LimitsConfig()
+    breaker: BreakerConfig = BreakerConfig()
     retry: RetryConfig = RetryConfig()
     verifiers: VerifiersConfig = VerifiersConfig()
     screen: ScreenConfig = ScreenConfig()
@@ -104,6 +124,10 @@ class EnvGatewayConfig(Model):
         names: set[BackendName] = {self.backend}
         names.update(e.backend for e in self.environments.values() if e.backend)
         return frozenset(names)
+
+    def max_calls_of(self, env_key: str) -> int:
+        environment = self.environments.get(env_key)
+        return (environment and environment.max_calls) or self.limits.max_calls
 
     def backend_of(self, env_key: str) -> BackendName:
         environment = self.environments.get(env_key)

@@ -2,15 +2,18 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from services.common.log import get_logger
 from services.common.watchdog import Watchdog
 from services.env_gateway import meters
+from services.env_gateway.adaptive import AdaptiveLimit, TokenBucket
 from services.env_gateway.computer import Scale, screen_of
-from services.env_gateway.config import EnvGatewayConfig
+from services.env_gateway.config import EnvGatewayConfig, LimitsConfig
 from services.env_gateway.episodes import EpisodeBook, State
+from services.env_gateway.gates import Gate, NoPlaceError
 from services.env_gateway.journal import Journal
 from services.env_gateway.offer import COMPUTER, NothingToOfferError, offered
 from services.env_gateway.ports import BackendError, Instance, Provision, Tool
@@ -28,9 +31,27 @@ _TOOLS_CHARS = 2**19
 T = TypeVar("T")
 
 
+class Creation:
+    """Where creations of one backend wait: for a place among those in flight, which adapt to what
+    the backend bears, and for the rate at which it may be asked."""
+
+    def __init__(self, limits: LimitsConfig) -> None:
+        limit = AdaptiveLimit(start=limits.start_creating, ceiling=limits.max_creating)
+        self.gate = Gate(limit)
+        self._rate = TokenBucket(rate=limits.creates_per_s, burst=limits.creates_burst)
+
+    @asynccontextmanager
+    async def passing(self, until: float) -> AsyncGenerator[None]:
+        """Raises NoPlaceError at `until`."""
+        async with self.gate.passing(until):
+            wait_s = self._rate.take(_now())
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+            yield
+
+
 class Opener:
-    """Creates instances, at most `limits.max_creating` at once. `created` counts those asked for,
-    whether or not they came to be."""
+    """Creates instances. `created` counts those asked for, whether or not they came to be."""
 
     def __init__(
         self,
@@ -47,7 +68,7 @@ class Opener:
         self._journal = journal
         self._rng = rng
         self._watchdog = watchdog
-        self._creating = asyncio.Semaphore(config.limits.max_creating)
+        self.creations: dict[str, Creation] = {}
         self.created = 0
 
     async def open(self, session: Session) -> None:
@@ -57,9 +78,7 @@ class Opener:
         try:
             while not session.ticket.admitted and not _closed(session):
                 await session.changed.wait()
-            async with self._creating:
-                with self._watchdog.stage("create environment"):
-                    await self._provision(session)
+            await self._provision(session)
             with self._watchdog.stage("warm environment"):
                 await self._warm(session)
         except BackendError as error:
@@ -69,7 +88,7 @@ class Opener:
             _LOG.exception("open_failed", episode_id=session.episode.episode_id)
             self._fail(session, f"the gateway failed: {error!r}")
         session.open_s = _now() - started
-        meters.open_seconds(session.env_key)(session.open_s)
+        meters.open_seconds(session.env_key, "all")(session.open_s)
         session.changed.notify()
 
     async def _provision(self, session: Session) -> None:
@@ -84,11 +103,19 @@ class Opener:
             episode.episode_id, episode.spec.task, episode.ends_at - _now() + _TTL_MARGIN_S
         )
         session.instance = await self._retried(
-            session,
-            lambda timeout_s: session.backend.provision(request, timeout_s=timeout_s),
-            cap_s=_CAP_S,
+            session, lambda time: self._create(session, request, time), cap_s=_CAP_S
         )
         self._journal.created(episode.episode_id, session.instance.instance_id)
+
+    async def _create(self, session: Session, request: Provision, time: "_TimeToOpen") -> Instance:
+        creation = self.creations.get(session.backend_name)
+        if creation is None:
+            creation = self.creations[session.backend_name] = Creation(self._config.limits)
+        waiting_since = _now()
+        async with creation.passing(session.episode.ends_at):
+            time.give_back(_now() - waiting_since)
+            with self._watchdog.stage("create environment"):
+                return await session.backend.provision(request, timeout_s=time.left_s())
 
     async def _warm(self, session: Session) -> None:
         instance = session.instance
@@ -98,20 +125,21 @@ class Opener:
         if session.episode.spec.task.modality != SINGLE_TURN:
             await self._meet(session, instance)
         if not _closed(session):
+            meters.open_seconds(session.env_key, State.WARMING)(_now() - session.state_since)
             self._book.ready(session.episode, _now())
 
     async def _meet(self, session: Session, instance: Instance) -> None:
         """Wait until the instance has tools, and for what it shows first."""
         tools = await self._retried(
             session,
-            lambda timeout_s: instance.list_tools(timeout_s=timeout_s),
+            lambda time: instance.list_tools(timeout_s=time.left_s()),
             cap_s=_WARMING_CAP_S,
         )
         _check_size(tools)
         self._offer(session, tools)
         shown = await self._retried(
             session,
-            lambda timeout_s: instance.observe(timeout_s=timeout_s),
+            lambda time: instance.observe(timeout_s=time.left_s()),
             cap_s=_WARMING_CAP_S,
         )
         if session.screen is not None:
@@ -130,19 +158,26 @@ class Opener:
         session.tools = chosen
 
     async def _retried(
-        self, session: Session, attempt: Callable[[float], Awaitable[T]], *, cap_s: float
+        self, session: Session, attempt: Callable[["_TimeToOpen"], Awaitable[T]], *, cap_s: float
     ) -> T:
         """Both creation and readiness are safe to ask for again, until the time to open is over
         or nobody waits for the episode any more."""
-        until = min(_now() + self._config.open_timeout_s, session.episode.ends_at)
+        time = _TimeToOpen(self._config.open_timeout_s, session.episode.ends_at)
         backoff = Backoff(base_s=_BASE_S, cap_s=cap_s, rng=self._rng)
         while True:
+            started = _now()
             try:
-                return await attempt(max(0.001, until - _now()))
+                return await attempt(time)
+            except NoPlaceError:
+                message = "the episode waited for its turn until it was over"
+                raise BackendError("no_place", message, delivered=False) from None
             except BackendError as error:
                 failure = error
             wait_s = backoff.next(failure.retry_after_s)
-            final = failure.invalid or failure.lost or _now() + wait_s >= until
+            if failure.kind == "throttled":
+                # Too many at once, or no instance free: a queue, not a fault.
+                time.give_back(_now() - started + wait_s)
+            final = failure.invalid or failure.lost or wait_s >= time.left_s()
             if final or _closed(session):
                 raise failure
             _LOG.info("open_retried", episode_id=session.episode.episode_id, error=str(failure))
@@ -151,6 +186,8 @@ class Opener:
                 raise failure
 
     def _enter(self, session: Session, state: State) -> None:
+        meters.open_seconds(session.env_key, session.episode.state)(_now() - session.state_since)
+        session.state_since = _now()
         session.episode.advance(state)
         session.changed.notify()
 
@@ -158,6 +195,21 @@ class Opener:
         session.failure = detail
         if not _closed(session):
             session.episode.advance(State.FAILED, detail)
+
+
+class _TimeToOpen:
+    """Runs out after `seconds`, and when the episode ends; time that was spent waiting for a place
+    is given back."""
+
+    def __init__(self, seconds: float, ends_at: float) -> None:
+        self._ends_at = ends_at
+        self._until = min(_now() + seconds, ends_at)
+
+    def left_s(self) -> float:
+        return max(0.001, self._until - _now())
+
+    def give_back(self, seconds: float) -> None:
+        self._until = min(self._until + seconds, self._ends_at)
 
 
 def _check_size(tools: Sequence[Tool]) -> None:

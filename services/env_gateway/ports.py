@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from services.env_gateway.tasks import Task
 
@@ -67,7 +67,8 @@ class BackendError(Exception):
 
     `delivered` is False when the request was certainly not executed and None when that is unknown.
     `lost` means that the instance is gone for good; `invalid` that the same request can never
-    succeed; `bad_arguments` that the environment refused the arguments before executing anything.
+    succeed; `bad_arguments` that the environment refused the arguments before executing anything;
+    `unreachable` that nothing answered, or a proxy in the environment's stead.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class BackendError(Exception):
         lost: bool = False,
         invalid: bool = False,
         bad_arguments: bool = False,
+        unreachable: bool = False,
     ) -> None:
         super().__init__(f"{kind}: {message}")
         self.kind = kind
@@ -88,6 +90,7 @@ class BackendError(Exception):
         self.lost = lost
         self.invalid = invalid
         self.bad_arguments = bad_arguments
+        self.unreachable = unreachable
 
 
 class QueryError(Exception):
@@ -156,6 +159,15 @@ class Instance(Protocol):
 
     async def close(self, *, timeout_s: float) -> None:
         """Delete the instance; succeeds when it is gone already."""
+        ...
+
+
+@runtime_checkable
+class Watched(Protocol):
+    """An instance whose backend can tell, without reaching the instance, whether it still runs."""
+
+    async def alive(self, *, timeout_s: float) -> bool:
+        """Raises BackendError when that is not known."""
         ...
 
 

@@ -117,10 +117,14 @@ class Session:
         self.screen: Screen | None = None
         self.failure: str | None = None
         self.open_s = 0.0
+        # When the episode entered the state that it is in.
+        self.state_since = episode.opened_at
         self.changed = Signal()
         self.opener: asyncio.Task[None] | None = None
         self.watchers = 0
         self.turn = asyncio.Lock()
+        # Failures in a row to reach the instance.
+        self.unreachable = 0
         self.answers: dict[int, asyncio.Task[Answer]] = {}
         self.media = MediaStore(media)
         self.grading: asyncio.Task[Grade] | None = None

@@ -31,6 +31,7 @@ class HttpError(BackendError):
             delivered=None if status >= 500 and status != 503 else False,
             retry_after_s=retry_after_s,
             invalid=status in (400, 401, 405, 413, 422),
+            unreachable=status in (502, 503, 504),
         )
         self.status = status
         self.body = body
@@ -65,10 +66,10 @@ async def send(
     except TimeoutError:
         raise BackendError("timeout", f"no answer in {timeout_s:.1f} s", delivered=None) from None
     except aiohttp.ClientConnectorError as error:
-        raise BackendError("connect", str(error), delivered=False) from error
+        raise BackendError("connect", str(error), delivered=False, unreachable=True) from error
     except (aiohttp.ClientError, ConnectionError) as error:
         message = f"{type(error).__name__}: {error}"
-        raise BackendError("connection", message, delivered=None) from error
+        raise BackendError("connection", message, delivered=None, unreachable=True) from error
     except ValueError as error:
         raise BackendError(
             "protocol", f"the answer is not JSON: {error}", delivered=None
