@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from environments.api import Instance, ToolError, ToolSpec
+from environments.api import ToolError, ToolSpec, open_instance
 from environments.scenario import SPLITS, Split, data_id, scenario
 from environments.tasks import verifier_source
 from environments.verdict import Verdict, run_verifier
@@ -64,10 +64,10 @@ class Episode:
 
     def __init__(self, env_key: str, choice: Choice) -> None:
         chosen = choice.data_id_of(env_key)
-        self.scenario = scenario(env_key, chosen, choice.data_version or "v1")
+        self._instance = open_instance(env_key, chosen, choice.data_version or "v1")
+        self.scenario = self._instance.scenario
         self.task_key = f"{env_key}-{chosen}"
         self.verdict: Verdict | None = None
-        self._instance = Instance(self.scenario)
 
     def tools(self) -> list[ToolSpec]:
         return [*self._instance.tools(), SUBMIT]

@@ -26,6 +26,7 @@ class Can(StrEnum):
     # Without it, a repeated creation is a second instance that the backend closes.
     IDEMPOTENT = "create once however often it is asked"
     ANNOTATE = "say which tools only read"
+    REFUSE = "refuse a call that is well formed"
 
 
 class BackendHarness(Protocol):
@@ -37,7 +38,7 @@ class BackendHarness(Protocol):
     read_call: Call
     # May be executed at most once; need not succeed.
     write_call: Call
-    # Well formed, and refused by the tool itself.
+    # Well formed, and refused by the tool itself; needs Can.REFUSE.
     refused_call: Call
     # Arguments that the tool does not have.
     bad_call: Call

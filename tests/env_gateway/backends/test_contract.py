@@ -56,6 +56,7 @@ async def test_tools_say_whether_they_may_be_called_again(bench: Bench) -> None:
     await bench.close(session)
 
 
+@pytest.mark.needs(Can.REFUSE)
 async def test_a_tool_that_refuses_is_an_answer_and_the_episode_goes_on(bench: Bench) -> None:
     session = await bench.open()
     answer = await bench.call(session, bench.harness.refused_call)

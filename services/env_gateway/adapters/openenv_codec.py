@@ -1,0 +1,154 @@
+"""What OpenEnv's observations and schemas say, in the gateway's words. Pure."""
+
+import base64
+import binascii
+import json
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, cast
+
+from services.env_gateway.adapters.mcp_wire import parts_of
+from services.env_gateway.computer import media
+from services.env_gateway.ports import BackendError, CallResult, Part, Text, Tool
+
+_TOOL_ACTIONS = ("call_tool", "list_tools")
+_DATA_URL = re.compile(r"data:(?P<mime>image/[\w.+-]+);base64,")
+_IMAGE_TYPES = ((b"\x89PNG", "image/png"), (b"\xff\xd8", "image/jpeg"), (b"GIF8", "image/gif"))
+# The server gave up on a tool that may go on: nobody knows what it has done.
+_UNKNOWN_OUTCOMES = ("timeout", "transport_error")
+
+
+def takes_tool_calls(action: Mapping[str, Any]) -> bool:
+    """Whether actions of this schema are tool calls; an action with no fields of its own is the
+    base class, by which servers take the tool calls of MCP environments."""
+    properties = _properties(action)
+    kind = cast("Mapping[str, Any]", properties.get("type") or {})
+    kinds = {kind.get("const"), kind.get("default"), *cast("list[Any]", kind.get("enum") or [])}
+    return bool(kinds & set(_TOOL_ACTIONS)) or not properties
+
+
+def step_tool(name: str, action: Mapping[str, Any]) -> Tool:
+    """The tool whose arguments are the action itself."""
+    schema = {**action, "type": "object", "properties": _properties(action)}
+    return Tool(name, str(action.get("description") or "Act."), json.dumps(schema))
+
+
+def listed_tools(data: Mapping[str, Any], read_only: Collection[str]) -> list[Tool]:
+    """Raises BackendError when there is none, saying what the server says of it."""
+    observation = _observation(data)
+    items = cast("Sequence[Mapping[str, Any]]", observation.get("tools") or ())
+    if not items:
+        metadata = observation.get("metadata") or data.get("metadata") or {}
+        detail = metadata.get("error") or "it has none"
+        raise BackendError("no_tools", f"the environment lists no tools: {detail}", delivered=False)
+    return [_tool(item, read_only) for item in items]
+
+
+def call_result(data: Mapping[str, Any], image_fields: Collection[str]) -> CallResult:
+    """Raises BackendError for a call of which the server does not know whether it was executed."""
+    observation = _observation(data)
+    reward, done = reward_of(data), data.get("done") is True
+    error = observation.get("error")
+    if isinstance(error, dict) and "error_type" in error:
+        failed = cast("Mapping[str, Any]", error)
+        message = str(failed.get("message") or failed["error_type"])
+        if failed["error_type"] in _UNKNOWN_OUTCOMES:
+            raise BackendError(str(failed["error_type"]), message, delivered=None)
+        return CallResult((Text(message),), is_error=True, reward=reward, done=done)
+    parts, is_error = _outcome(observation, image_fields)
+    return CallResult(parts, is_error=is_error, reward=reward, done=done)
+
+
+def observed(
+    data: Mapping[str, Any], fields: Collection[str] | None, image_fields: Collection[str]
+) -> tuple[Part, ...]:
+    """An observation, or those of its `fields`, as JSON text followed by its images."""
+    observation = _observation(data)
+    chosen = {
+        name: value
+        for name, value in observation.items()
+        if (fields is None or name in fields) and not (name == "metadata" and not value)
+    }
+    images: list[Part] = []
+    for name in list(chosen):
+        if (image := _image(chosen[name], wanted=name in image_fields)) is not None:
+            images.append(image)
+            del chosen[name]
+    return (*((Text(json.dumps(chosen)),) if chosen else ()), *images)
+
+
+def reward_of(data: Mapping[str, Any]) -> float | None:
+    """Infinite and undefined rewards arrive as null, or as nothing that JSON knows: as none."""
+    value = data.get("reward")
+    if isinstance(value, bool | int | float) and math.isfinite(value):
+        return float(value)
+    return None
+
+
+def printed(data: Mapping[str, Any]) -> str:
+    """What a verifier behind the reward printed, where the environment passes that on."""
+    metadata = data.get("metadata") or _observation(data).get("metadata") or {}
+    return str(metadata.get("stdout") or "")
+
+
+def _observation(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    observation = data.get("observation")
+    if not isinstance(observation, dict):
+        raise BackendError("protocol", "an answer holds no observation", delivered=None)
+    return cast("Mapping[str, Any]", observation)
+
+
+def _outcome(
+    observation: Mapping[str, Any], image_fields: Collection[str]
+) -> tuple[tuple[Part, ...], bool]:
+    """(what is shown, whether it is an error)"""
+    if "tool_name" not in observation or "result" not in observation:
+        return observed({"observation": observation}, None, image_fields), False
+    result = observation["result"]
+    if isinstance(result, dict) and isinstance(result.get("content"), list):
+        answer = cast("Mapping[str, Any]", result)
+        structured = answer.get("structured_content", answer.get("structuredContent"))
+        content = [_mcp_spelling(item) for item in cast("list[Any]", answer["content"])]
+        parts = parts_of({"content": content, "structuredContent": structured})
+        return parts, bool(answer.get("is_error") or answer.get("isError"))
+    return (Text(result if isinstance(result, str) else json.dumps(result)),), False
+
+
+def _mcp_spelling(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Servers on mcp 2.x write `mime_type` where the protocol has `mimeType`."""
+    resource = cast("Mapping[str, Any]", item.get("resource") or {})
+    if "mime_type" in resource:
+        resource = {**resource, "mimeType": resource["mime_type"]}
+    return {**item, "mimeType": item.get("mimeType", item.get("mime_type")), "resource": resource}
+
+
+def _tool(item: Mapping[str, Any], read_only: Collection[str]) -> Tool:
+    # 0.3 on mcp 2.x lists tools without their schemas.
+    schema = item.get("input_schema") or item.get("inputSchema") or {"type": "object"}
+    name = str(item["name"])
+    return Tool(
+        name, str(item.get("description") or ""), json.dumps(schema), read_only=name in read_only
+    )
+
+
+def _properties(action: Mapping[str, Any]) -> dict[str, Any]:
+    """Without `metadata`, which every action has and no policy is to write."""
+    properties = cast("Mapping[str, Any]", action.get("properties") or {})
+    return {name: schema for name, schema in properties.items() if name != "metadata"}
+
+
+def _image(value: object, *, wanted: bool) -> Part | None:
+    if not isinstance(value, str):
+        return None
+    match = _DATA_URL.match(value)
+    if match is None and not wanted:
+        return None
+    try:
+        content = base64.b64decode(value[match.end() if match else 0 :], validate=True)
+    except (binascii.Error, ValueError):
+        return Text("(an image that is not base64)")
+    if match is not None:
+        return media(content, match["mime"])
+    found = (mime for magic, mime in _IMAGE_TYPES if content.startswith(magic))
+    return media(content, next(found, "application/octet-stream"))

@@ -1,0 +1,196 @@
+"""OpenEnv's WebSocket protocol, versions 0.3 to 0.10: one socket is one session of an environment,
+and carries one request at a time.
+
+Answers bear no number, so that a request which was not answered in time leaves a socket of which
+nobody can say what comes next: it is dropped, and the session with it.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, cast
+
+import aiohttp
+
+from services.env_gateway.ports import BackendError
+
+_CLOSE_S = 2.0
+_WAIT_FOR_CAPACITY_S = 0.5
+
+
+class Refusal(BackendError):
+    """An error message of the server, with OpenEnv's code for it."""
+
+    def __init__(self, code: str, message: str) -> None:
+        kinds = {"CAPACITY_REACHED": "throttled", "VALIDATION_ERROR": "bad_request"}
+        super().__init__(
+            kinds.get(code, code.lower() or "openenv"),
+            message[:2000],
+            delivered=False if code in _NOT_EXECUTED else None,
+            retry_after_s=_WAIT_FOR_CAPACITY_S if code == "CAPACITY_REACHED" else None,
+            lost=code == "SESSION_ERROR",
+            invalid=code in ("VALIDATION_ERROR", "INVALID_JSON", "UNKNOWN_TYPE"),
+        )
+        self.code = code
+        self.message = message
+
+
+_NOT_EXECUTED = frozenset(
+    {"CAPACITY_REACHED", "FACTORY_ERROR", "VALIDATION_ERROR", "INVALID_JSON", "UNKNOWN_TYPE"}
+)
+
+
+class Channel:
+    """One open socket. Messages are taken in as they come, so that the server's pings are answered
+    and the end of the session is known before the next request."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self.socket = socket
+        self._answer: asyncio.Future[dict[str, Any]] | None = None
+        self._ended: BackendError | None = None
+        self._reader = asyncio.create_task(self._read())
+        self._closing: asyncio.Task[bool] | None = None
+
+    @property
+    def open(self) -> bool:
+        return self._ended is None
+
+    async def request(self, kind: str, data: Any, *, timeout_s: float) -> dict[str, Any]:
+        """The data of the answer. Raises Refusal where that is an error, and BackendError."""
+        if self._answer is not None:
+            raise BackendError("busy", "a request is in flight already", delivered=False)
+        if self._ended is not None:
+            raise self._ended.with_traceback(None)
+        self._answer = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._send({"type": kind} if data is None else {"type": kind, "data": data})
+                return await self._answer
+        except TimeoutError:
+            self.drop(f"its request was not answered in {timeout_s:.1f} s")
+            message = f"no answer in {timeout_s:.1f} s"
+            raise BackendError("timeout", message, delivered=None) from None
+        except asyncio.CancelledError:
+            self.drop("its request was given up")
+            raise
+        finally:
+            self._answer = None
+
+    def drop(self, why: str) -> None:
+        """End the session without asking."""
+        self._end_with(why)
+        self._reader.cancel()
+
+    async def close(self, *, timeout_s: float) -> None:
+        """End the session, and return when the server has freed its place, or after `timeout_s`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                if self.open:
+                    with suppress(ConnectionError):
+                        await self.socket.send_str('{"type": "close"}')
+                        await asyncio.wait({self._reader})
+                self.drop("it was closed")
+                if self._closing is not None:
+                    await asyncio.shield(self._closing)
+        self.drop("it was closed")
+
+    async def _send(self, message: Mapping[str, Any]) -> None:
+        try:
+            await self.socket.send_str(json.dumps(message))
+        except ConnectionError:
+            # What the server said before it closed the socket is still to be read.
+            await asyncio.wait({self._reader})
+            if self._answer is not None and self._answer.done():
+                self._answer.exception()
+            assert self._ended is not None, "the reader ends with the session"
+            raise self._ended.with_traceback(None) from None
+
+    async def _read(self) -> None:
+        async for message in self.socket:
+            if message.type is not aiohttp.WSMsgType.TEXT:
+                break
+            try:
+                self._take(cast("str", message.data))
+            except (ValueError, TypeError, KeyError) as error:
+                self._end_with(f"a message is not of the protocol: {error!r}"[:500])
+                return
+        error = self.socket.exception()
+        code = self.socket.close_code
+        if code == aiohttp.WSCloseCode.MESSAGE_TOO_BIG:
+            self._end_with("a message exceeds backends.openenv.max_message_bytes", "too_large")
+        else:
+            self._end_with(f"the connection closed ({error or code})")
+
+    def _take(self, text: str) -> None:
+        message = json.loads(text)
+        kind, data = message["type"], message.get("data") or {}
+        waiting = self._answer
+        if kind == "error":
+            refusal = Refusal(str(data.get("code") or ""), _told(data))
+            if waiting is None or waiting.done():
+                # Such as CAPACITY_REACHED, which comes before anything was asked.
+                self._ended = self._ended or refusal
+            else:
+                waiting.set_exception(refusal)
+        elif waiting is None or waiting.done():
+            raise ValueError(f"{kind!r} answers nothing that was asked")
+        else:
+            waiting.set_result(dict(data))
+
+    def _end_with(self, why: str, kind: str = "lost") -> None:
+        message = f"the session has ended: {why}"
+        self._end(BackendError(kind, message, delivered=False, lost=True))
+        waiting = self._answer
+        if waiting is not None and not waiting.done():
+            waiting.set_exception(BackendError(kind, message, delivered=None, lost=True))
+
+    def _end(self, error: BackendError) -> None:
+        self._ended = self._ended or error
+        if self._closing is None:
+            self._closing = asyncio.create_task(self.socket.close())
+
+
+async def connect(
+    http: aiohttp.ClientSession,
+    url: str,
+    *,
+    timeout_s: float,
+    ping_interval_s: float,
+    max_message_bytes: int,
+) -> Channel:
+    """Open a session. Raises BackendError."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            socket = await http.ws_connect(
+                f"{url}/ws",
+                heartbeat=ping_interval_s,
+                max_msg_size=max_message_bytes,
+                timeout=aiohttp.ClientWSTimeout(ws_close=_CLOSE_S),
+            )
+    except TimeoutError:
+        message = f"{url} did not open a session in {timeout_s:.1f} s"
+        raise BackendError("timeout", message, delivered=False) from None
+    except aiohttp.WSServerHandshakeError as error:
+        hint = "; check backends.openenv.api_key_env" if error.status in (401, 403) else ""
+        message = f"{url}/ws answered HTTP {error.status} instead of opening a session{hint}"
+        invalid = error.status in (400, 401, 403, 404, 405)
+        raise BackendError("handshake", message, delivered=False, invalid=invalid) from error
+    except (aiohttp.ClientError, ConnectionError) as error:
+        raise BackendError("connect", f"{url}: {error}", delivered=False) from error
+    return Channel(socket)
+
+
+def _told(data: Mapping[str, Any]) -> str:
+    """The server's words; pydantic's problems in short, which are what a policy can mend."""
+    problems = data.get("errors")
+    if not isinstance(problems, list):
+        return str(data.get("message") or "no message")
+    found = [cast("Mapping[str, Any]", item) for item in problems if isinstance(item, dict)]
+    return "; ".join(f"{_place(item)}: {item.get('msg', 'is not valid')}" for item in found)
+
+
+def _place(problem: Mapping[str, Any]) -> str:
+    place = problem.get("loc")
+    parts = cast("list[object]", place) if isinstance(place, list) else []
+    return ".".join(map(str, parts)) or "arguments"

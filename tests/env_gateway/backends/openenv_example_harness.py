@@ -1,0 +1,48 @@
+"""The environment that `openenv init` creates, as the package has it: one action, no tools."""
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from services.env_gateway.ports import Backend
+from tests.env_gateway.backends.apps import stopped
+from tests.env_gateway.backends.harness import Call, Can
+from tests.env_gateway.openenv_servers import announced, cut, example_command, sessions
+
+
+class Harness:
+    """It rewards messages by their length, up to 1.0 for ten characters."""
+
+    name = "openenv_example"
+    can = frozenset({Can.DIE})
+    read_call: Call = ("step", {"message": ""})
+    write_call: Call = ("step", {"message": "hello"})
+    bad_call: Call = ("step", {"nonsense": 1})
+    refused_call = bad_call
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(example_command("echo"), stdout=subprocess.PIPE)
+        self._url = announced(self._process)
+
+    def stop(self) -> None:
+        with self._process:
+            self._process.terminate()
+
+    def settings(self) -> Mapping[str, Any]:
+        return {"backend": "openenv", "backends": {"openenv": {"url": self._url}}}
+
+    def task(self, index: int) -> Mapping[str, Any]:
+        return {"key": f"echo-{index}", "prompt": "Say something long.", "env_id": "echo"}
+
+    def solution(self, index: int) -> Sequence[Call]:
+        return [("step", {"message": f"long enough: {index}"})]
+
+    async def running(self, backend: Backend) -> int:
+        return await sessions(self._url, backend)
+
+    async def kill(self, backend: Backend, instance_id: str) -> None:
+        await cut(backend, instance_id)
+
+    def frozen(self, backend: Backend) -> AbstractContextManager[None]:
+        return stopped([self._process.pid])

@@ -1,0 +1,45 @@
+"""The booking app, served by the openenv package."""
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+from services.env_gateway.ports import Backend
+from tests.env_gateway.backends.apps import BookingTasks, stopped
+from tests.env_gateway.backends.harness import Can
+from tests.env_gateway.openenv_servers import announced, cut, sessions
+
+_COMMAND = (sys.executable, "-m", "environments.serve", "booking", "--openenv", "--die-with-parent")
+
+
+class Harness(BookingTasks):
+    name = "openenv"
+    can = frozenset({Can.CHECKS, Can.REFUSE_DATA, Can.DIE, Can.ANNOTATE, Can.REFUSE})
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(_COMMAND, stdout=subprocess.PIPE, stdin=subprocess.PIPE)
+        self._url = announced(self._process)
+
+    def stop(self) -> None:
+        with self._process:
+            self._process.terminate()
+
+    def settings(self) -> Mapping[str, Any]:
+        # What `reset` shows is the prompt again.
+        config = {
+            "url": self._url,
+            "first_observation": [],
+            "read_only_tools": ["search_hotels", "find_bookings"],
+        }
+        return {"backend": "openenv", "backends": {"openenv": config}}
+
+    async def running(self, backend: Backend) -> int:
+        return await sessions(self._url, backend)
+
+    async def kill(self, backend: Backend, instance_id: str) -> None:
+        await cut(backend, instance_id)
+
+    def frozen(self, backend: Backend) -> AbstractContextManager[None]:
+        return stopped([self._process.pid])
