@@ -2,6 +2,7 @@
 
 import hashlib
 import sqlite3
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from environments.app import Row
@@ -21,6 +22,21 @@ CheckOut = Annotated[str, "YYYY-MM-DD"]
 Adults = Annotated[int, "guests who are adults, in all rooms together"]
 Children = Annotated[int, "guests who are children, in all rooms together"]
 Rooms = Annotated[int, "how many rooms of this kind"]
+_GUEST = (
+    "guest_first_name",
+    "guest_last_name",
+    "guest_email",
+    "guest_phone_country_code",
+    "guest_phone_number",
+)
+_PENDING: Row = {
+    "user_id": SIGNED_IN,
+    "booking_date": NOW,
+    "status": "pending",
+    "payment_status": "pending",
+    "created_at": NOW,
+    "updated_at": NOW,
+}
 
 
 def list_bookings(
@@ -80,26 +96,20 @@ def create_booking(
         raise ToolError("purpose_of_trip must be Leisure or Business")
     party = Party.of(adults, children, room_count, check_in_date, check_out_date)
     room, price = _priced(db, room_id, party)
-    guest = {
-        "guest_first_name": guest_first_name,
-        "guest_last_name": guest_last_name,
-        "guest_email": text.email(guest_email) if guest_email else None,
-        "guest_phone_country_code": guest_phone_country_code,
-        "guest_phone_number": text.phone(guest_phone_number) if guest_phone_number else None,
-    }
+    contact = (
+        guest_first_name,
+        guest_last_name,
+        guest_email,
+        guest_phone_country_code,
+        guest_phone_number,
+    )
     row = {
         **_order(db, room, party, price),
-        **_account_guest(db),
-        **{name: value for name, value in guest.items() if value is not None},
-        "user_id": SIGNED_IN,
-        "booking_date": NOW,
-        "status": "pending",
-        "payment_status": "pending",
+        **_guest(db, contact),
+        **_PENDING,
         "special_requests": special_requests,
         "purpose_of_trip": purpose_of_trip,
         "rooms_close_together": int(rooms_close_together),
-        "created_at": NOW,
-        "updated_at": NOW,
     }
     row["booking_reference"] = _reference(db, row)
     booking_id = insert(db, "bookings", row)
@@ -174,18 +184,19 @@ def _order(db: sqlite3.Connection, room: Row, party: Party, price: Quote) -> Row
     }
 
 
-def _account_guest(db: sqlite3.Connection) -> Row:
+def _guest(db: sqlite3.Connection, contact: Sequence[str | None]) -> Row:
+    """The guest's columns: what of name and contact is given, else the signed-in user's."""
     user = need(db, "users", SIGNED_IN)
     number = user["phone"] or ""
     # The account keeps one number; ten digits are the subscriber's, what is before is the country.
-    return {
-        "guest_first_name": user["first_name"],
-        "guest_last_name": user["last_name"],
-        "guest_email": user["email"],
-        "guest_phone_country_code": number[:-10] or None,
-        "guest_phone_number": number[-10:] or None,
-        "guest_country": user["country"],
+    own = (user["first_name"], user["last_name"], user["email"], number[:-10], number[-10:])
+    columns = {
+        name: mine if given is None else given
+        for name, given, mine in zip(_GUEST, contact, own, strict=True)
     }
+    columns["guest_email"] = text.email(columns["guest_email"])
+    columns["guest_phone_number"] = text.phone(columns["guest_phone_number"])
+    return {**columns, "guest_country": user["country"]}
 
 
 def _reference(db: sqlite3.Connection, row: Row) -> str:

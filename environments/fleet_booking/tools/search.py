@@ -83,12 +83,7 @@ def search_hotels(
     wishes = Wishes(
         property_types or (), min_price, max_price, min_rating, min_stars, max_stars, features or ()
     )
-    names = _features(db)
-    found = [
-        hotel
-        for hotel in _with_prices(db, _located(db, location), party)
-        if wishes.allow(hotel, names.get(hotel["id"], set()))
-    ]
+    found = _allowed(db, _with_prices(db, _located(db, location), party), wishes)
     found.sort(key=lambda hotel: (SORTS[sort_by](hotel), hotel["id"]))
     start = (page - 1) * page_size
     return {"total": len(found), "hotels": found[start : start + page_size]}
@@ -181,6 +176,11 @@ def _with_prices(db: sqlite3.Connection, hotels: Sequence[Row], party: Party) ->
         for hotel in hotels
         if hotel["id"] in cheapest
     ]
+
+
+def _allowed(db: sqlite3.Connection, hotels: Sequence[Row], wishes: Wishes) -> list[Row]:
+    names = _features(db)
+    return [hotel for hotel in hotels if wishes.allow(hotel, names.get(hotel["id"], set()))]
 
 
 def _features(db: sqlite3.Connection) -> dict[int, set[str]]:
