@@ -95,6 +95,17 @@ def seconds_histogram(name: str, help: str, *labels: str) -> Callable[..., Calla
     return observer
 
 
+def event_counter(name: str, help: str, *labels: str) -> Callable[..., Callable[[], None]]:
+    """A total of events; the result takes label values and returns what counts one more."""
+    counter = Counter(name, help, labels)
+
+    @cache
+    def one_more(*values: str) -> Callable[[], None]:
+        return counter.labels(*values).inc if values else counter.inc
+
+    return one_more
+
+
 def start_http(listen: str) -> str:
     """Serve /metrics from a thread of its own; returns the address. Raises ConfigError."""
     host, port = check_listen(listen)

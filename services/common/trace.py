@@ -70,6 +70,12 @@ def span(
     return _tracer.start_as_current_span(name, attributes=attributes)
 
 
+def annotate(attributes: Mapping[str, str | int | float]) -> None:
+    """Add what turned out meanwhile to the span around, if it is recorded."""
+    if _recording:
+        trace.get_current_span().set_attributes(attributes)
+
+
 class JsonLinesExporter(SpanExporter):
     """Appends finished spans to a file, one JSON object per line."""
 

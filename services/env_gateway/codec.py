@@ -2,8 +2,11 @@
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.common import rpc
+from services.env_gateway import overview
 from services.env_gateway.config import EnvGatewayConfig
+from services.env_gateway.counts import of_env
 from services.env_gateway.episodes import OpenSpec, State
+from services.env_gateway.gateway import Gateway
 from services.env_gateway.grading import Grade, Reason
 from services.env_gateway.ports import Media, Part, Text, Tool
 from services.env_gateway.session import Answer, Outcome, Session
@@ -87,6 +90,48 @@ def encode_grade(grade: Grade) -> pb.GradeResponse:
     elif grade.reward is not None:
         response.reward = grade.reward
     return response
+
+
+def encode_status(gateway: Gateway) -> pb.GetStatusResponse:
+    env_keys = {*gateway.book.counts(), *gateway.counts.env_keys()}
+    limiters = [
+        pb.LimiterStatus(
+            name=one.name,
+            of=one.of,
+            limit=one.limit,
+            in_flight=one.in_flight,
+            waiting=one.waiting,
+        )
+        for one in overview.limiters(gateway)
+    ]
+    return pb.GetStatusResponse(
+        phase="draining" if gateway.draining else "serving",
+        environments=[_environment(gateway, env_key) for env_key in sorted(env_keys)],
+        instances_created=gateway.opener.created,
+        instances_closed=gateway.closer.closed,
+        limiters=limiters,
+        retry_tokens=gateway.caller.budget.tokens,
+        delete_backlog=gateway.closer.pending,
+    )
+
+
+def _environment(gateway: Gateway, env_key: str) -> pb.EnvironmentStatus:
+    counts = gateway.counts
+    return pb.EnvironmentStatus(
+        env_key=env_key,
+        backend=gateway.config.backend_of(env_key),
+        episodes=gateway.book.counts().get(env_key, {}),
+        limit=gateway.admission.limit(env_key),
+        calls=counts.calls[env_key],
+        call_errors=counts.call_errors(env_key),
+        grades=counts.grades[env_key],
+        no_grades=counts.no_grades[env_key],
+        no_grade_reasons=of_env(counts.no_grade_reasons, env_key),
+        outcomes=of_env(counts.outcomes, env_key),
+        tainted=counts.tainted[env_key],
+        expired=counts.expired[env_key],
+        breaker=overview.breakers(gateway).get(env_key, ""),
+    )
 
 
 def _tool(tool: Tool) -> pb.Tool:

@@ -2,12 +2,11 @@
 
 import asyncio
 import random
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TypeVar
 
+from services.common import trace
 from services.common.log import get_logger
 from services.common.watchdog import Watchdog
 from services.env_gateway import meters
@@ -15,6 +14,7 @@ from services.env_gateway.calls import Caller
 from services.env_gateway.closing import Closer
 from services.env_gateway.computer import Scale, unscaled
 from services.env_gateway.config import EnvGatewayConfig
+from services.env_gateway.counts import Counts
 from services.env_gateway.episodes import (
     EpisodeBook,
     EpisodeLostError,
@@ -26,18 +26,12 @@ from services.env_gateway.journal import Journal
 from services.env_gateway.limits import Admission, Ticket
 from services.env_gateway.opening import Opener
 from services.env_gateway.ports import Backend, Media, Submission
-from services.env_gateway.session import Answer, Outcome, Session, Signal
+from services.env_gateway.session import Answer, Session, Signal
 from services.env_gateway.verdicts import VerifierRunner
 
 T = TypeVar("T")
 
 _LOG = get_logger(__name__)
-_CALL_ERRORS = {
-    Outcome.NOT_EXECUTED,
-    Outcome.OUTCOME_UNKNOWN,
-    Outcome.SESSION_LOST,
-    Outcome.DEADLINE,
-}
 
 
 class DrainingError(Exception):
@@ -46,16 +40,6 @@ class DrainingError(Exception):
 
 class UnknownEnvironmentError(Exception):
     """No backend serves the environment."""
-
-
-@dataclass(slots=True)
-class Counts:
-    calls: Counter[str] = field(default_factory=Counter[str])
-    call_errors: Counter[str] = field(default_factory=Counter[str])
-    grades: Counter[str] = field(default_factory=Counter[str])
-    no_grades: Counter[str] = field(default_factory=Counter[str])
-    # By environment and reason.
-    no_grade_reasons: Counter[tuple[str, ...]] = field(default_factory=Counter[tuple[str, ...]])
 
 
 class Gateway:
@@ -85,7 +69,7 @@ class Gateway:
         self.admission = _admission(config)
         self._sessions: dict[str, Session] = {}
         self._by_ticket: dict[Ticket, Session] = {}
-        self._caller = Caller(config, rng)
+        self.caller = Caller(config, rng)
         self.opener = Opener(config, self.book, journal, rng, self._watchdog, scale or unscaled)
         self.closer = Closer(config, journal, self._closed, rng)
 
@@ -163,8 +147,8 @@ class Gateway:
         self.book.touch(episode, _now())
         new = episode.admit_call(call_seq)
         if new:
-            work = lambda: self._caller.run(session, name, arguments_json, timeout_s)  # noqa: E731
-            session.answers[call_seq] = asyncio.create_task(self._watched("call tool", work))
+            work = self._call(session, call_seq, name, arguments_json, timeout_s)
+            session.answers[call_seq] = asyncio.create_task(work)
             for old in episode.forget_old_calls():
                 session.answers.pop(old)
         task = session.answers[call_seq]
@@ -172,12 +156,25 @@ class Gateway:
         if task.cancelled():
             raise EpisodeLostError(f"episode {episode.episode_id} {episode.detail}")
         answer = task.result()
-        if new:
-            self.counts.calls[session.env_key] += 1
-            self.counts.call_errors[session.env_key] += answer.outcome in _CALL_ERRORS
-            seconds = answer.queue_s + answer.upstream_s
-            meters.call_seconds(session.env_key, answer.outcome.value)(seconds)
         return answer, not new
+
+    async def _call(
+        self, session: Session, call_seq: int, name: str, arguments_json: str, timeout_s: float
+    ) -> Answer:
+        env_key, was_tainted = session.env_key, session.episode.tainted
+        facts = {
+            "episode_id": session.episode.episode_id,
+            "call_seq": call_seq,
+            "env_key": env_key,
+            "tool": name[:100],
+        }
+        with self._watchdog.stage("call tool"), trace.span("call", facts):
+            answer = await self.caller.run(session, name, arguments_json, timeout_s)
+            trace.annotate({"outcome": answer.outcome.value, "attempts": answer.attempts})
+        self.counts.called(env_key, answer)
+        self.counts.tainted[env_key] += session.episode.tainted and not was_tainted
+        meters.called(env_key, answer)
+        return answer
 
     async def grade(
         self, session: Session, final_answer: str | None, conversation: str | None, timeout_s: float
@@ -234,6 +231,7 @@ class Gateway:
         now = _now()
         for episode, reason in self.book.expired(now):
             _LOG.warning("episode_expired", episode_id=episode.episode_id, reason=reason)
+            self.counts.expired[episode.spec.task.env_key] += 1
             self.end(self._sessions[episode.episode_id], reason)
         self._admitted(self.admission.expire(now))
 
@@ -242,10 +240,14 @@ class Gateway:
         if orphans := self.closer.reclaim(self._backends):
             _LOG.warning("closing_orphans", instances=orphans)
         period_s = min(1.0, self.config.lease_ttl_s / 4)
-        while True:
-            await asyncio.sleep(period_s)
-            self.expire()
-            meters.show(self)
+        watching = asyncio.create_task(meters.watch_loop())
+        try:
+            while True:
+                await asyncio.sleep(period_s)
+                self.expire()
+                meters.show(self)
+        finally:
+            watching.cancel()
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new episodes, wait for the open ones, then close what is left."""
@@ -274,10 +276,7 @@ class Gateway:
 
     def _graded(self, session: Session, task: asyncio.Task[Grade]) -> None:
         if not task.cancelled() and task.exception() is None:
-            counts = self.counts.grades if task.result().known else self.counts.no_grades
-            counts[session.env_key] += 1
-            if reason := task.result().reason:
-                self.counts.no_grade_reasons[session.env_key, reason.value] += 1
+            self.counts.graded(session.env_key, task.result())
 
 
 def _admission(config: EnvGatewayConfig) -> Admission:

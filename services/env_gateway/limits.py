@@ -73,6 +73,11 @@ class Admission:
     def waiting(self) -> int:
         return sum(len(b.tickets) for b in self._waiting_batches())
 
+    def use_of(self, env_key: str) -> tuple[int, int]:
+        """Places taken and episodes in the queue, of one environment."""
+        waiting = sum(len(b.tickets) for b in self._waiting_batches() if b.env_key == env_key)
+        return self._held[env_key], waiting
+
     def limit(self, env_key: str) -> int:
         return min(self.max_episodes, self._max_by_env.get(env_key, self.max_episodes))
 

@@ -41,6 +41,10 @@ class RetryBudget:
         self._cap = cap
         self._tokens = cap
 
+    @property
+    def tokens(self) -> float:
+        return self._tokens
+
     def deposit(self) -> None:
         self._tokens = min(self._cap, self._tokens + self._ratio)
 

@@ -140,28 +140,7 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
     async def GetStatus(
         self, request: pb.GetStatusRequest, context: Context
     ) -> pb.GetStatusResponse:
-        gateway = self._gateway
-        episodes = gateway.book.counts()
-        counts = gateway.counts
-        env_keys = {*episodes, *counts.calls, *counts.grades, *counts.no_grades}
-        return pb.GetStatusResponse(
-            phase="draining" if gateway.draining else "serving",
-            environments=[
-                pb.EnvironmentStatus(
-                    env_key=env_key,
-                    backend=gateway.config.backend_of(env_key),
-                    episodes=episodes.get(env_key, {}),
-                    limit=gateway.admission.limit(env_key),
-                    calls=counts.calls[env_key],
-                    call_errors=counts.call_errors[env_key],
-                    grades=counts.grades[env_key],
-                    no_grades=counts.no_grades[env_key],
-                )
-                for env_key in sorted(env_keys)
-            ],
-            instances_created=gateway.opener.created,
-            instances_closed=gateway.closer.closed,
-        )
+        return codec.encode_status(self._gateway)
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         self._gateway.draining = True

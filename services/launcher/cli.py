@@ -22,6 +22,14 @@ app = typer.Typer(
     ),
 )
 
+env = typer.Typer(
+    name="env",
+    no_args_is_help=True,
+    help="Looks at the environments of a run.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(env)
+
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 Runs = Annotated[Path, typer.Option("--runs", help="Folder of all runs.", show_default=True)]
 RUNS = Path("runs")
@@ -183,6 +191,26 @@ def emulator(context: typer.Context) -> None:
     # In place of this process, so that signals and a parent's end reach the emulator itself.
     command = [sys.executable, "-m", "environments.fleet_emulator", *context.args]
     os.execv(sys.executable, command)
+
+
+@env.command(name="status")
+def env_status(
+    run: Annotated[str, typer.Argument(help="Id of a run, or `newest`.")] = "newest",
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address", help="HOST:PORT of a gateway; its token is taken from FLOTILLA_TOKEN."
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Everything, as one JSON object.")
+    ] = False,
+    runs: Runs = RUNS,
+) -> None:
+    """Show episodes by state, limits, error rates, and grades with the reasons for missing ones."""
+    from services.launcher.console import env_status as command
+
+    _exit(command.env_status(run, runs, address, as_json=as_json))
 
 
 def _exit(code: int) -> None:

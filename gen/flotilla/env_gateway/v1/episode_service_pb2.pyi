@@ -692,12 +692,21 @@ class GetStatusResponse(google.protobuf.message.Message):
     ENVIRONMENTS_FIELD_NUMBER: builtins.int
     INSTANCES_CREATED_FIELD_NUMBER: builtins.int
     INSTANCES_CLOSED_FIELD_NUMBER: builtins.int
+    LIMITERS_FIELD_NUMBER: builtins.int
+    RETRY_TOKENS_FIELD_NUMBER: builtins.int
+    DELETE_BACKLOG_FIELD_NUMBER: builtins.int
     phase: builtins.str
     """`starting`, `serving`, `draining`."""
     instances_created: builtins.int
     instances_closed: builtins.int
+    retry_tokens: builtins.float
+    """Retries of tool calls that may be made at once."""
+    delete_backlog: builtins.int
+    """Instances that are being deleted."""
     @property
     def environments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___EnvironmentStatus]: ...
+    @property
+    def limiters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LimiterStatus]: ...
     def __init__(
         self,
         *,
@@ -705,10 +714,44 @@ class GetStatusResponse(google.protobuf.message.Message):
         environments: collections.abc.Iterable[global___EnvironmentStatus] | None = ...,
         instances_created: builtins.int = ...,
         instances_closed: builtins.int = ...,
+        limiters: collections.abc.Iterable[global___LimiterStatus] | None = ...,
+        retry_tokens: builtins.float = ...,
+        delete_backlog: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["environments", b"environments", "instances_closed", b"instances_closed", "instances_created", b"instances_created", "phase", b"phase"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["delete_backlog", b"delete_backlog", "environments", b"environments", "instances_closed", b"instances_closed", "instances_created", b"instances_created", "limiters", b"limiters", "phase", b"phase", "retry_tokens", b"retry_tokens"]) -> None: ...
 
 global___GetStatusResponse = GetStatusResponse
+
+@typing.final
+class LimiterStatus(google.protobuf.message.Message):
+    """How much of something may be under way, and is."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    OF_FIELD_NUMBER: builtins.int
+    LIMIT_FIELD_NUMBER: builtins.int
+    IN_FLIGHT_FIELD_NUMBER: builtins.int
+    WAITING_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """`episodes`, `calls` or `creations`."""
+    of: builtins.str
+    """The environment, or for creations the backend; empty for all of them."""
+    limit: builtins.int
+    in_flight: builtins.int
+    waiting: builtins.int
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        of: builtins.str = ...,
+        limit: builtins.int = ...,
+        in_flight: builtins.int = ...,
+        waiting: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["in_flight", b"in_flight", "limit", b"limit", "name", b"name", "of", b"of", "waiting", b"waiting"]) -> None: ...
+
+global___LimiterStatus = LimiterStatus
 
 @typing.final
 class EnvironmentStatus(google.protobuf.message.Message):
@@ -732,6 +775,38 @@ class EnvironmentStatus(google.protobuf.message.Message):
         ) -> None: ...
         def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
 
+    @typing.final
+    class NoGradeReasonsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.int = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    @typing.final
+    class OutcomesEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.int = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     ENV_KEY_FIELD_NUMBER: builtins.int
     BACKEND_FIELD_NUMBER: builtins.int
     EPISODES_FIELD_NUMBER: builtins.int
@@ -740,6 +815,11 @@ class EnvironmentStatus(google.protobuf.message.Message):
     CALL_ERRORS_FIELD_NUMBER: builtins.int
     GRADES_FIELD_NUMBER: builtins.int
     NO_GRADES_FIELD_NUMBER: builtins.int
+    NO_GRADE_REASONS_FIELD_NUMBER: builtins.int
+    OUTCOMES_FIELD_NUMBER: builtins.int
+    TAINTED_FIELD_NUMBER: builtins.int
+    EXPIRED_FIELD_NUMBER: builtins.int
+    BREAKER_FIELD_NUMBER: builtins.int
     env_key: builtins.str
     backend: builtins.str
     limit: builtins.int
@@ -747,9 +827,23 @@ class EnvironmentStatus(google.protobuf.message.Message):
     call_errors: builtins.int
     grades: builtins.int
     no_grades: builtins.int
+    tainted: builtins.int
+    """Episodes with a call of unknown outcome."""
+    expired: builtins.int
+    """Episodes that were closed because nobody renewed them, or they took too long."""
+    breaker: builtins.str
+    """`closed`, `half_open` or `open`, which lets no call through; empty before the first call."""
     @property
     def episodes(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
         """Keys are episode states, lower case."""
+
+    @property
+    def no_grade_reasons(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
+        """Keys are NoGradeReason, lower case, such as `timeout`."""
+
+    @property
+    def outcomes(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
+        """Calls by ToolOutcome, lower case, such as `tool_error`."""
 
     def __init__(
         self,
@@ -762,8 +856,13 @@ class EnvironmentStatus(google.protobuf.message.Message):
         call_errors: builtins.int = ...,
         grades: builtins.int = ...,
         no_grades: builtins.int = ...,
+        no_grade_reasons: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
+        outcomes: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
+        tainted: builtins.int = ...,
+        expired: builtins.int = ...,
+        breaker: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["backend", b"backend", "call_errors", b"call_errors", "calls", b"calls", "env_key", b"env_key", "episodes", b"episodes", "grades", b"grades", "limit", b"limit", "no_grades", b"no_grades"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["backend", b"backend", "breaker", b"breaker", "call_errors", b"call_errors", "calls", b"calls", "env_key", b"env_key", "episodes", b"episodes", "expired", b"expired", "grades", b"grades", "limit", b"limit", "no_grade_reasons", b"no_grade_reasons", "no_grades", b"no_grades", "outcomes", b"outcomes", "tainted", b"tainted"]) -> None: ...
 
 global___EnvironmentStatus = EnvironmentStatus
 

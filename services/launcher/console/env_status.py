@@ -1,0 +1,152 @@
+"""`flotilla env status`: how the environments of a run are doing, asked of its gateways."""
+
+import asyncio
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.json_format import MessageToDict
+from rich.console import Console
+from rich.table import Table
+
+from flotilla.env_gateway.v1 import episode_service_pb2 as pb
+from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
+from services.common import rpc
+from services.common.arguments import TOKEN_VARIABLE
+from services.launcher import address_file
+from services.launcher.console.commands import NoRunError, fail, find
+from services.launcher.runs import GATEWAY
+
+_OK = 0
+_CALL_S = 10.0
+_ENVIRONMENTS = (
+    *("ENV", "BACKEND", "EPISODES", "LIMIT", "CALLS", "ERRORS", "GRADES", "NO GRADE"),
+    *("TAINTED", "EXPIRED", "BREAKER"),
+)
+_LIMITERS = ("LIMITER", "OF", "IN FLIGHT", "WAITING", "LIMIT")
+
+
+class NoGatewayError(Exception):
+    """No gateway can be asked; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """A gateway to ask; `label` is what it is called in its run."""
+
+    label: str
+    address: str
+    token: str
+
+
+def env_status(run_id: str, runs: Path, address: str | None, *, as_json: bool) -> int:
+    """Print the status of a run's gateways, or of the one at `address`."""
+    try:
+        gateways = _gateways(run_id, runs, address)
+        answers = asyncio.run(_ask(gateways))
+    except (NoRunError, NoGatewayError) as error:
+        return fail(str(error))
+    if as_json:
+        print(json.dumps({"gateways": [_plain(one, answer) for one, answer in answers]}))
+        return _OK
+    console = Console()
+    for gateway, answer in answers:
+        _print(gateway, answer, console)
+    return _OK
+
+
+def _gateways(run_id: str, runs: Path, address: str | None) -> list[Gateway]:
+    launcher = address_file.read(runs)
+    token = os.environ.get(TOKEN_VARIABLE) or (launcher.token if launcher else "")
+    if address is not None:
+        if not token:
+            raise NoGatewayError(f"set {TOKEN_VARIABLE} to the token that {address} was given")
+        return [Gateway(address, address, token)]
+    run = find(run_id, runs).run
+    replicas = [replica for key, replica in sorted(run.replicas.items()) if key[0] == GATEWAY]
+    serving = [one for one in replicas if one.address and not one.state.over]
+    if launcher is None or not serving:
+        raise NoGatewayError(
+            f"no env_gateway of run {run.run_id} is running; its state: {run.state}"
+        )
+    return [Gateway(one.label, one.address, launcher.token) for one in serving]
+
+
+async def _ask(gateways: Sequence[Gateway]) -> list[tuple[Gateway, pb.GetStatusResponse]]:
+    answers = await asyncio.gather(*(_status(gateway) for gateway in gateways))
+    return list(zip(gateways, answers, strict=True))
+
+
+async def _status(gateway: Gateway) -> pb.GetStatusResponse:
+    """Raises NoGatewayError."""
+    try:
+        async with rpc.channel(gateway.address, token=gateway.token) as channel:
+            stub: Any = EpisodeServiceStub(channel)
+            return await stub.GetStatus(pb.GetStatusRequest(), timeout=_CALL_S)
+    except grpc.aio.AioRpcError as error:
+        known = rpc.service_error(error)
+        detail = known.message if known else error.details()
+        raise NoGatewayError(
+            f"{gateway.label} at {gateway.address} did not answer: {error.code().name}: {detail}"
+        ) from error
+
+
+def _plain(gateway: Gateway, answer: pb.GetStatusResponse) -> dict[str, Any]:
+    told = MessageToDict(
+        answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    return {"gateway": gateway.label, "address": gateway.address, **told}
+
+
+def _print(gateway: Gateway, answer: pb.GetStatusResponse, console: Console) -> None:
+    console.print(
+        f"{gateway.label}  {answer.phase}  {gateway.address}", style="bold", highlight=False
+    )
+    environments = _table(_ENVIRONMENTS)
+    for one in answer.environments:
+        environments.add_row(*_cells(one))
+    console.print(environments if answer.environments else "no episode has been opened yet")
+    limiters = _table(_LIMITERS)
+    for one in answer.limiters:
+        numbers = (str(one.in_flight), str(one.waiting), str(one.limit))
+        limiters.add_row(one.name, one.of or "all", *numbers)
+    console.print(limiters)
+    running = answer.instances_created - answer.instances_closed
+    console.print(
+        f"instances {running} (created {answer.instances_created}, being deleted "
+        f"{answer.delete_backlog})  retries left {answer.retry_tokens:g}",
+        highlight=False,
+    )
+
+
+def _cells(one: pb.EnvironmentStatus) -> tuple[str, ...]:
+    errors = f"{one.call_errors} ({one.call_errors / one.calls:.1%})" if one.calls else "-"
+    return (
+        one.env_key,
+        one.backend,
+        _listed(one.episodes) or "-",
+        str(one.limit),
+        str(one.calls),
+        errors,
+        str(one.grades),
+        f"{one.no_grades}" + (f" ({_listed(one.no_grade_reasons)})" if one.no_grades else ""),
+        str(one.tainted),
+        str(one.expired),
+        one.breaker or "-",
+    )
+
+
+def _listed(numbers: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {n}" for name, n in sorted(numbers.items()) if n)
+
+
+def _table(headings: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading)
+    return table
