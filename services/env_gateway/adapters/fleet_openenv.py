@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from services.common.errors import ConfigError
 from services.env_gateway.adapters.fleet_api import FleetApi
@@ -159,7 +159,8 @@ class FleetOpenEnvInstance:
 
     async def _first_observation(self, timeout_s: float) -> Mapping[str, Any]:
         if self._first is None:
-            self._first = _checked(await self._worker.read(timeout_s=timeout_s))["observation"]
+            answer = _checked(await self._worker.read(timeout_s=timeout_s))
+            self._first = cast("Mapping[str, Any]", answer["observation"])
         return self._first
 
 

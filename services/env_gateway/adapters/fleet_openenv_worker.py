@@ -13,6 +13,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, BinaryIO
 
 Message = dict[str, Any]
@@ -39,11 +40,9 @@ class Worker:
             return {"error": str(error)[:2000], "kind": type(error).__name__}
 
     async def _open(self, request: Message) -> Message:
-        from envs.fleet_env import FleetTaskEnv
-
         self._tag_instances(request["tag"])
         # The gateway ends episodes, so that there is no last step here.
-        self._env = FleetTaskEnv(
+        self._env = import_module("envs.fleet_env").FleetTaskEnv(
             request["task"], ttl_seconds=request["ttl_s"], max_steps=sys.maxsize
         )
         return {"observation": await self._env.reset_async()}
@@ -74,9 +73,8 @@ class Worker:
         return {}
 
     def _tag_instances(self, tag: str) -> None:
-        from fleet import AsyncFleet
-
-        make = AsyncFleet.make
+        fleets: Any = import_module("fleet").AsyncFleet
+        make = fleets.make
 
         async def tagged(fleet: Any, *arguments: Any, **keywords: Any) -> Any:
             keywords["run_id"] = tag
@@ -90,7 +88,7 @@ class Worker:
             )
             return instance
 
-        AsyncFleet.make = tagged
+        fleets.make = tagged
 
 
 def _own_pipes() -> tuple[BinaryIO, BinaryIO]:
@@ -104,7 +102,8 @@ def _own_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 
 def main() -> None:
-    sys.path.insert(0, sys.argv[1])
+    # In place of this file's own folder, whose modules would hide packages of the same names.
+    sys.path[0] = sys.argv[1]
     requests, answers = _own_pipes()
 
     def tell(message: Message) -> None:

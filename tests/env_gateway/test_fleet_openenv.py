@@ -1,0 +1,399 @@
+"""FleetTaskEnv in its process: killed at deadlines, and nothing of it is left behind.
+
+The fork is not on any package index. What is tested here is the adapter, on a stand-in package of
+the same shape; with OPENENV_FORK_PATH set, the contract suite runs on the fork itself.
+"""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from aiohttp import web
+
+from services.common.errors import ConfigError
+from services.env_gateway.adapters.fleet_openenv import (
+    FleetOpenEnvBackend,
+    FleetOpenEnvInstance,
+    build,
+)
+from services.env_gateway.adapters.fleet_openenv_codec import parts_of
+from services.env_gateway.backend_config import FleetOpenEnvConfig
+from services.env_gateway.ports import (
+    BackendError,
+    Media,
+    Orphan,
+    Provision,
+    QueryError,
+    Submission,
+    Text,
+)
+from services.env_gateway.tasks import parse_task
+from tests.env_gateway.support import task_json, until
+
+SDK = """
+import json, os, urllib.request
+from types import SimpleNamespace
+
+class FleetEnvironmentNotFoundError(Exception):
+    ...
+
+class AsyncFleet:
+    async def make(self, env_key, run_id=None, **keywords):
+        if env_key == "nowhere":
+            raise FleetEnvironmentNotFoundError("Environment 'nowhere' not found")
+        body = json.dumps({"env_key": env_key, "run_id": run_id}).encode()
+        url = os.environ["FLEET_BASE_URL"] + "/v1/env/instances"
+        headers = {"authorization": "Bearer " + os.environ["FLEET_API_KEY"]}
+        with urllib.request.urlopen(urllib.request.Request(url, body, headers)) as answer:
+            return SimpleNamespace(**json.load(answer))
+"""
+FORK = """
+import asyncio, os, sys
+from fleet import AsyncFleet
+
+PNG = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw=="}}
+
+def _tool(name):
+    parameters = {"type": "object", "properties": {}, "required": []}
+    return {"type": "function",
+            "function": {"name": name, "description": "D", "parameters": parameters}}
+
+class FleetTaskEnv:
+    def __init__(self, task_config, api_key=None, ttl_seconds=None, max_steps=50):
+        self.task, self.ttl_seconds, self.max_steps = task_config, ttl_seconds, max_steps
+        self.verifier_stdout = self.verifier_error = self.conversation_messages = None
+        self.answer = None
+
+    async def reset_async(self, seed=None):
+        print("provisioning")
+        await AsyncFleet().make(self.task["env_key"], data_key=self.task["data_key"])
+        if self.task["prompt"] == "never ready":
+            await _forever()
+        if self.task["prompt"] == "no tools":
+            raise RuntimeError("list_tools returned no tools")
+        tools = [_tool(n) for n in ("echo", "hang", "crash", "fail", "submit_final_answer")]
+        shown = {"initial_screenshot": [PNG]} if self.task["task_modality"] != "tool_use" else {}
+        return {"observation": {}, "step": 0, "tools": tools, **shown}
+
+    async def step_async(self, action):
+        tool, params, info = action.get("tool"), action.get("params", {}), {}
+        if tool == "hang":
+            await _forever()
+        elif tool == "crash":
+            os._exit(3)
+        elif tool == "fail":
+            info["tool_error"] = params["message"]
+        elif tool == "submit_final_answer":
+            self.answer = params["answer"]
+        elif tool == "echo":
+            print("x" * 1000, flush=True)
+            info["tool_result"] = params["value"]
+            if isinstance(params["value"], dict) and "error" in params["value"]:
+                info["tool_error"] = params["value"]["error"]
+        done = bool(action.get("done")) or tool == "submit_final_answer"
+        return {}, self._grade() if done else 0.0, done, info
+
+    def _grade(self):
+        code = self.task["verifier_code"]
+        self.verifier_stdout = f"{self.answer} {self.conversation_messages}"
+        if code == "unknown":
+            self.verifier_error = "Judge error"
+            return None
+        return 1.0
+
+    async def close_async(self):
+        print("closed")
+
+async def _forever():
+    while True:
+        try:
+            await asyncio.sleep(3600)
+        except BaseException:
+            continue
+"""
+
+
+class ControlPlane:
+    """Fleet's, as far as it goes: instances that run, by their tag."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, str] = {}
+        self.keys: set[str] = set()
+        self.url = ""
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncGenerator[None]:
+        app = web.Application()
+        app.router.add_post("/v1/env/instances", self._create)
+        app.router.add_delete("/v1/env/instances/batch", self._delete)
+        app.router.add_get("/v1/env/instances", self._list)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        try:
+            yield
+        finally:
+            await runner.cleanup()
+
+    async def _create(self, request: web.Request) -> web.Response:
+        self.keys.add(request.headers["authorization"])
+        instance_id = f"i{len(self.running)}"
+        self.running[instance_id] = (await request.json())["run_id"]
+        return web.json_response({"instance_id": instance_id, "version": "v7"})
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        tag = request.query["run_id"]
+        self.running = {i: t for i, t in self.running.items() if t != tag}
+        return web.json_response([])
+
+    async def _list(self, request: web.Request) -> web.Response:
+        tagged = [i for i, tag in self.running.items() if tag == request.query["run_id"]]
+        return web.json_response([{"instance_id": i, "status": "running"} for i in tagged])
+
+
+@pytest.fixture
+def fork(tmp_path: Path) -> Path:
+    package = tmp_path / "src" / "envs" / "fleet_env"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(FORK)
+    sdk = tmp_path / "src" / "fleet"
+    sdk.mkdir()
+    (sdk / "__init__.py").write_text(SDK)
+    return tmp_path
+
+
+@pytest.fixture
+async def plane() -> AsyncGenerator[ControlPlane]:
+    plane = ControlPlane()
+    async with plane.serving():
+        yield plane
+
+
+@pytest.fixture
+async def backend(
+    fork: Path, plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> AsyncGenerator[FleetOpenEnvBackend]:
+    monkeypatch.setenv("FLEET_API_KEY", "a-key")
+    monkeypatch.setenv("FLOTILLA_TOKEN", "the run's own token")
+    backend = build(FleetOpenEnvConfig(url=plane.url, path=str(fork)), max_calls=8)
+    yield backend
+    await backend.close()
+
+
+def request(**changes: Any) -> Provision:
+    return Provision("run.gw.1-1", parse_task(task_json(**changes)), ttl_s=60.0)
+
+
+@asynccontextmanager
+async def opened(
+    backend: FleetOpenEnvBackend, **changes: Any
+) -> AsyncGenerator[FleetOpenEnvInstance]:
+    instance = await backend.provision(request(**changes), timeout_s=5.0)
+    try:
+        await instance.list_tools(timeout_s=5.0)
+        yield instance
+    finally:
+        await instance.close(timeout_s=5.0)
+        assert not psutil.pid_exists(instance.pid)
+
+
+async def test_an_instance_is_named_tagged_called_and_deleted(
+    backend: FleetOpenEnvBackend, plane: ControlPlane
+) -> None:
+    async with opened(backend) as instance:
+        assert plane.running == {instance.instance_id: "run.gw.1-1"}
+        assert plane.keys == {"Bearer a-key"}
+        assert instance.env_version == "v7"
+        tools = await instance.list_tools(timeout_s=5.0)
+        assert [tool.name for tool in tools] == ["echo", "hang", "crash", "fail"]
+        assert await instance.observe(timeout_s=5.0) == ()
+        result = await instance.call("echo", {"value": {"id": 2}}, timeout_s=5.0)
+        assert result.parts == (Text('{"id": 2}'),)
+        assert not result.is_error
+        with pytest.raises(QueryError):
+            await instance.query("seed", "SELECT 1", (), timeout_s=5.0)
+    assert plane.running == {}
+
+
+async def test_what_a_tool_refuses_is_told_as_its_error(backend: FleetOpenEnvBackend) -> None:
+    async with opened(backend) as instance:
+        result = await instance.call("echo", {"value": {"error": "no room"}}, timeout_s=5.0)
+        assert (result.parts, result.is_error) == ((Text("no room"),), True)
+
+
+@pytest.mark.parametrize(
+    ("message", "delivered"),
+    [
+        ("call_tool(x) failed after 8 attempts", None),
+        ("Tool 'x' not found on any active MCP endpoint.", False),
+    ],
+)
+async def test_a_call_that_failed_may_have_been_executed_unless_the_tool_was_not_found(
+    backend: FleetOpenEnvBackend, message: str, delivered: bool | None
+) -> None:
+    async with opened(backend) as instance:
+        with pytest.raises(BackendError) as caught:
+            await instance.call("fail", {"message": message}, timeout_s=5.0)
+        assert (caught.value.delivered, caught.value.lost) == (delivered, False)
+        assert (await instance.call("echo", {"value": 1}, timeout_s=5.0)).parts == (Text("1"),)
+
+
+async def test_a_deadline_ends_the_process_that_swallows_cancellation(
+    backend: FleetOpenEnvBackend, plane: ControlPlane
+) -> None:
+    async with opened(backend) as instance:
+        with pytest.raises(BackendError, match="did not answer") as caught:
+            await instance.call("hang", {}, timeout_s=0.2)
+        assert (caught.value.kind, caught.value.delivered, caught.value.lost) == (
+            "timeout",
+            None,
+            True,
+        )
+        assert not psutil.pid_exists(instance.pid)
+        with pytest.raises(BackendError) as caught:
+            await instance.call("echo", {"value": 1}, timeout_s=5.0)
+        assert (caught.value.delivered, caught.value.lost) == (False, True)
+    assert plane.running == {}
+
+
+async def test_a_call_that_is_given_up_ends_the_process(backend: FleetOpenEnvBackend) -> None:
+    async with opened(backend) as instance:
+        calling = asyncio.create_task(instance.call("hang", {}, timeout_s=60.0))
+        await asyncio.sleep(0.1)
+        calling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+        await until(lambda: not psutil.pid_exists(instance.pid))
+
+
+async def test_a_process_that_crashes_loses_the_instance_and_its_grade(
+    backend: FleetOpenEnvBackend, plane: ControlPlane
+) -> None:
+    async with opened(backend) as instance:
+        with pytest.raises(BackendError, match="ended") as caught:
+            await instance.call("crash", {}, timeout_s=5.0)
+        assert (caught.value.delivered, caught.value.lost) == (None, True)
+        submission = Submission(request().task, None, None)
+        execution = await instance.grade(submission, timeout_s=5.0)
+        assert execution is not None and execution.instance_lost
+        assert plane.running
+    assert plane.running == {}
+
+
+async def test_the_grade_is_fleet_task_envs_with_answer_and_conversation(
+    backend: FleetOpenEnvBackend,
+) -> None:
+    async with opened(backend) as instance:
+        submission = Submission(request().task, "42", '{"role": "user"}\n')
+        for _ in range(2):
+            execution = await instance.grade(submission, timeout_s=5.0)
+            assert execution is not None
+            assert (execution.result, execution.error) == (1.0, None)
+            assert execution.stdout == "42 [{'role': 'user'}]"
+
+
+async def test_a_grade_that_is_not_known_is_no_result(backend: FleetOpenEnvBackend) -> None:
+    async with opened(backend, verifier_func="unknown") as instance:
+        execution = await instance.grade(Submission(request().task, None, None), timeout_s=5.0)
+        assert execution is not None
+        assert (execution.result, execution.error) == (None, "Judge error")
+        assert execution.stdout == "None None"
+
+
+async def test_a_screen_is_shown_at_the_start(backend: FleetOpenEnvBackend) -> None:
+    async with opened(backend, task_modality="browser_use") as instance:
+        (shown,) = await instance.observe(timeout_s=5.0)
+        assert isinstance(shown, Media)
+        assert (shown.data, shown.mime) == (b"\x89PNG", "image/png")
+
+
+async def test_an_environment_that_does_not_exist_is_refused_for_good(
+    backend: FleetOpenEnvBackend, plane: ControlPlane
+) -> None:
+    with pytest.raises(BackendError, match="'nowhere' not found") as caught:
+        await backend.provision(request(env_id="nowhere"), timeout_s=5.0)
+    assert caught.value.invalid
+    assert not psutil.Process().children()
+    assert plane.running == {}
+
+
+async def test_what_is_never_ready_ends_at_the_deadline_and_is_deleted(
+    backend: FleetOpenEnvBackend, plane: ControlPlane
+) -> None:
+    instance = await backend.provision(request(prompt="never ready"), timeout_s=5.0)
+    with pytest.raises(BackendError, match="did not answer"):
+        await instance.list_tools(timeout_s=0.2)
+    await instance.close(timeout_s=5.0)
+    assert plane.running == {}
+
+
+async def test_a_reset_that_fails_is_said_so(backend: FleetOpenEnvBackend) -> None:
+    instance = await backend.provision(request(prompt="no tools"), timeout_s=5.0)
+    with pytest.raises(BackendError, match="list_tools returned no tools"):
+        await instance.list_tools(timeout_s=5.0)
+    await instance.close(timeout_s=5.0)
+
+
+async def test_an_instance_is_found_by_its_tag_alone(
+    backend: FleetOpenEnvBackend, plane: ControlPlane
+) -> None:
+    instance = await backend.provision(request(), timeout_s=5.0)
+    os.kill(instance.pid, 9)
+    await backend.reclaim(Orphan("run.gw.1-1"), timeout_s=5.0)
+    assert plane.running == {}
+    await instance.close(timeout_s=5.0)
+
+
+def test_without_the_fork_the_error_says_where_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENENV_FORK_PATH", raising=False)
+    with pytest.raises(ConfigError, match="OPENENV_FORK_PATH"):
+        build(FleetOpenEnvConfig(), max_calls=1)
+    with pytest.raises(ConfigError, match="holds neither"):
+        build(FleetOpenEnvConfig(path=str(tmp_path)), max_calls=1)
+
+
+async def test_an_interpreter_without_the_forks_needs_is_said_so(
+    plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEET_API_KEY", "a-key")
+    package = tmp_path / "envs" / "fleet_env"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("import a_package_that_nobody_has")
+    for python, message in (
+        (sys.executable, "a_package_that_nobody_has"),
+        (str(tmp_path / "python"), "ended"),
+    ):
+        config = FleetOpenEnvConfig(url=plane.url, path=str(tmp_path), python=python)
+        backend = build(config, max_calls=1)
+        with pytest.raises(BackendError, match=message):
+            await backend.provision(request(), timeout_s=5.0)
+        await backend.close()
+
+
+@pytest.mark.parametrize(
+    ("result", "parts"),
+    [
+        ("plain", [Text("plain")]),
+        ({"a": 1}, [Text('{"a": 1}')]),
+        (["a", "b"], [Text('["a", "b"]')]),
+        ([{"type": "text", "text": "a"}], [Text('[{"type": "text", "text": "a"}]')]),
+        (None, [Text("null")]),
+        ({"error": "x"}, [Text("x")]),
+        (
+            [{"type": "image_url", "image_url": {"url": "data:image/png;base64,?"}}],
+            [Text("data:image/png;base64,?")],
+        ),
+    ],
+)
+def test_a_result_is_taken_apart_again(result: Any, parts: list[Text]) -> None:
+    assert list(parts_of(result)) == parts
