@@ -27,6 +27,7 @@ class FleetError(BackendError):
             delivered=http.delivered,
             retry_after_s=http.retry_after_s,
             invalid=invalid,
+            unreachable=http.unreachable,
         )
         self.status = http.status
         self.body = http.body

@@ -4,14 +4,15 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any
 
 import aiohttp
 
 from services.env_gateway.ports import Backend
 from tests.env_gateway.backends.apps import BookingTasks, stopped
+from tests.env_gateway.backends.bench import Bench, opened_bench
 from tests.env_gateway.backends.harness import Can
 
 _COMMAND = (sys.executable, "-m", "environments.fleet_emulator", "--die-with-parent")
@@ -29,6 +30,7 @@ class Emulator:
             stdin=subprocess.PIPE,
             env={**os.environ, "FLOTILLA_ENV_TOKEN": _KEY},
         )
+        self._created = 0
         assert self._process.stdout is not None
         self.url: str = json.loads(self._process.stdout.readline())["url"]
         os.environ[_KEY_VARIABLE] = _KEY
@@ -57,19 +59,45 @@ class Emulator:
         """In place of all others; none without arguments."""
         await self.ask("POST", "/_emulator/faults", faults)
 
+    async def forget(self) -> None:
+        """No faults from now on, and everything counted from here."""
+        await self.faults()
+        self._created = (await self.ask("DELETE", "/_emulator/counters"))["instances"]["created"]
+
     async def count(self) -> Any:
         return await self.ask("GET", "/_emulator/counters")
 
+    async def created(self) -> int:
+        return (await self.count())["instances"]["created"] - self._created
+
     async def kill(self, instance_id: str) -> None:
         await self.ask("POST", "/_emulator/kill", {"instance_id": instance_id})
+
+
+@asynccontextmanager
+async def fleet_bench(emulator: Emulator, **settings: Any) -> AsyncGenerator[Bench]:
+    """A gateway over an emulator that others may have left faults in; it leaves no instance."""
+    await emulator.forget()
+    async with opened_bench(Harness(emulator, **settings)) as bench:
+        try:
+            yield bench
+        finally:
+            await emulator.faults()
+            await bench.gateway.drain(0.0)
+        assert await bench.running() == 0, "instances are left at the emulator"
 
 
 class Harness(BookingTasks):
     name = "fleet"
     can = frozenset(Can)
 
-    def __init__(self) -> None:
-        self.emulator = Emulator()
+    def __init__(
+        self, emulator: Emulator | None = None, *, section: Mapping[str, Any] = {}, **fleet: Any
+    ) -> None:
+        """`fleet` are settings of the backend, `section` others of the gateway."""
+        self.emulator = emulator or Emulator()
+        self._settings = {"backend": "fleet", **section}
+        self._fleet = fleet
 
     def start(self) -> None:
         self.emulator.start()
@@ -78,7 +106,7 @@ class Harness(BookingTasks):
         self.emulator.stop()
 
     def settings(self) -> Mapping[str, Any]:
-        return {"backend": "fleet", "backends": {"fleet": self.emulator.config()}}
+        return {**self._settings, "backends": {"fleet": self.emulator.config(**self._fleet)}}
 
     async def running(self, backend: Backend) -> int:
         return len((await self.emulator.count())["instances"]["live"])
