@@ -1,0 +1,60 @@
+"""FleetTaskEnv of Fleet's fork of OpenEnv, on Fleet's emulator; where the fork is."""
+
+import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+import psutil
+import pytest
+
+from services.env_gateway.adapters.fleet_openenv import PATH_VARIABLE
+from services.env_gateway.ports import Backend
+from tests.env_gateway.backends.apps import BookingTasks, stopped
+from tests.env_gateway.backends.fleet_harness import Emulator
+from tests.env_gateway.backends.harness import Can
+
+# An interpreter with what the fork needs, as it needs another MCP package than this repository.
+_PYTHON_VARIABLE = "OPENENV_FORK_PYTHON"
+
+
+class Harness(BookingTasks):
+    name = "fleet_openenv"
+    # It knows no hints about tools, shows no database, and repeats refused creations for minutes.
+    can = frozenset({Can.CHECKS, Can.RECLAIM})
+
+    def __init__(self) -> None:
+        self._emulator = Emulator()
+
+    def start(self) -> None:
+        if not os.environ.get(PATH_VARIABLE):
+            pytest.skip(f"set {PATH_VARIABLE} to a checkout of Fleet's fork of OpenEnv")
+        self._emulator.start()
+
+    def stop(self) -> None:
+        self._emulator.stop()
+
+    def settings(self) -> Mapping[str, Any]:
+        config = self._emulator.config()
+        if python := os.environ.get(_PYTHON_VARIABLE):
+            config["python"] = python
+        return {"backend": "fleet_openenv", "backends": {"fleet_openenv": config}}
+
+    async def running(self, backend: Backend) -> int:
+        return len((await self._emulator.count())["instances"]["live"])
+
+    async def kill(self, backend: Backend, instance_id: str) -> None:
+        await self._emulator.kill(instance_id)
+
+    def frozen(self, backend: Backend) -> AbstractContextManager[None]:
+        """Its processes: FleetTaskEnv would see a hanging server through for minutes."""
+        return stopped(_workers())
+
+
+def _workers() -> list[int]:
+    children = psutil.Process().children(recursive=True)
+    return [child.pid for child in children if "fleet_openenv_worker" in _command(child)]
+
+
+def _command(process: psutil.Process) -> str:
+    return " ".join(cast("list[str]", process.cmdline()))
