@@ -17,22 +17,22 @@ from starlette.types import ASGIApp
 
 from environments.fleet_emulator.admin import Admin
 from environments.fleet_emulator.auth import FleetAuth
+from environments.fleet_emulator.browser import Browsers
 from environments.fleet_emulator.codec import problems_body
 from environments.fleet_emulator.control import FleetControl
 from environments.fleet_emulator.counters import Counters
 from environments.fleet_emulator.faults import Plan
 from environments.fleet_emulator.inject import Injector
 from environments.fleet_emulator.lookup import FleetLookup, UpstreamError
-from environments.fleet_emulator.mcp import Counted, InstanceTools
+from environments.fleet_emulator.mcp import Desks, FleetRunner, InstanceTools
 from environments.fleet_emulator.tasks import SessionStore, TaskStore
 from environments.fleet_emulator.verifier_pool import VerifierPool
 from environments.fleet_emulator.verifiers import Verifiers
 from environments.server.app import answer_error
 from environments.server.codec import ApiError, InvalidBodyError
 from environments.server.registry import Registry
-from environments.server.runner import Runner
 from environments.server.serving import HOST_HEADERS
-from environments.server.tools import ToolEndpoint, Tools
+from environments.server.tools import ToolEndpoint
 
 MAX_BODY_BYTES = 64 * 2**20  # a verifier's arguments hold the transcript of an episode
 
@@ -62,6 +62,7 @@ class Emulator:
         self.registry = Registry(options.instance_limit)
         self.lookup = FleetLookup(self.registry)
         self.endpoint = ToolEndpoint(sessions=options.mcp_sessions)
+        self.desks = Desks(self.registry, self.plan, self.counters)
         self.tasks = TaskStore(options.tasks)
         self.control = FleetControl(
             self.registry,
@@ -90,15 +91,21 @@ class Emulator:
     def routes(self) -> list[BaseRoute]:
         tools = partial(InstanceTools, self.lookup, self.endpoint, self.plan, self.control.now)
         return [
-            Route("/{instance_id}/mcp", tools(self._own)),
-            Route("/{instance_id}/api/v1/mcp", tools(self._own)),
+            *self.browsers().routes(),
+            Route("/{instance_id}/mcp", tools(self.desks.own)),
+            Route("/{instance_id}/api/v1/mcp", tools(self.desks.all)),
             *self.admin.routes(),
             *self.control.routes(),
             *self.tasks.routes(),
             *SessionStore().routes(),
             *self.verifiers.routes(),
-            *Runner(self.lookup).routes(),
+            *FleetRunner(self.lookup, self.desks).routes(),
         ]
+
+    def browsers(self) -> Browsers:
+        return Browsers(
+            self.endpoint, self.control.now, self.desks.page, lambda: self.plan.settings.pictures
+        )
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncGenerator[None]:
@@ -107,12 +114,6 @@ class Emulator:
                 yield
             finally:
                 await self.pool.close()
-
-    def _own(self, instance_id: str) -> Tools:
-        record = self.registry.get(instance_id)
-        assert record is not None
-        assert record.instance is not None
-        return Counted(record.instance, self.counters)
 
 
 async def _answer_invalid(request: Request, error: Exception) -> Response:

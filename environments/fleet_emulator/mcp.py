@@ -4,12 +4,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from environments.api import ToolSpec
+from environments.fleet_emulator.computer.screen import Screen
+from environments.fleet_emulator.computer.tool import Computer, WithComputer
 from environments.fleet_emulator.counters import Counters
 from environments.fleet_emulator.faults import Plan
 from environments.fleet_emulator.lookup import FleetLookup, UpstreamError
+from environments.server.registry import Registry
+from environments.server.runner import Runner
 from environments.server.tools import ToolEndpoint, Tools
 
 WARMING_UP = "<html><body><h1>503 Service Unavailable</h1></body></html>"
@@ -28,6 +33,66 @@ class Counted:
     def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
         self._counters.tools[name] += 1
         return self._tools.call(name, arguments)
+
+
+class Desks:
+    """The tools of running instances, and the screens at which `computer` sits."""
+
+    def __init__(self, registry: Registry, plan: Plan, counters: Counters) -> None:
+        self._registry = registry
+        self._plan = plan
+        self._counters = counters
+        self._computers: dict[str, Computer] = {}
+
+    def own(self, instance_id: str) -> Tools:
+        """The app's tools. Raises `LookupError` for an instance that does not run."""
+        record = self._registry.get(instance_id)
+        if record is None or record.instance is None:
+            raise LookupError(instance_id)
+        return Counted(record.instance, self._counters)
+
+    def all(self, instance_id: str) -> Tools:
+        """Those and `computer`."""
+        computer = self._computers.get(instance_id)
+        if computer is None:
+            self._forget_stopped()
+            computer = self._computers[instance_id] = Computer(
+                self._screen(instance_id), lambda: self._plan.settings.pictures
+            )
+        return WithComputer(self.own(instance_id), computer)
+
+    def page(self, path: str) -> Screen | None:
+        """A screen of its own for a browser; `path` is that of an instance's root."""
+        try:
+            return self._screen(path.strip("/"))
+        except LookupError:
+            return None
+
+    def clear(self, instance_id: str) -> None:
+        """The screen is as at the beginning again."""
+        self._computers.pop(instance_id, None)
+
+    def _screen(self, instance_id: str) -> Screen:
+        tools = self.own(instance_id)
+        record = self._registry.get(instance_id)
+        assert record is not None
+        return Screen(record.wanted.env_key.capitalize(), tools)
+
+    def _forget_stopped(self) -> None:
+        live = {record.instance_id for record in self._registry.live()}
+        for instance_id in self._computers.keys() - live:
+            del self._computers[instance_id]
+
+
+class FleetRunner(Runner):
+    def __init__(self, lookup: FleetLookup, desks: Desks) -> None:
+        super().__init__(lookup)
+        self._desks = desks
+
+    async def reset(self, request: Request) -> Response:
+        answer = await super().reset(request)
+        self._desks.clear(request.path_params["instance_id"])
+        return answer
 
 
 class InstanceTools:

@@ -38,7 +38,7 @@ Operation = Literal[
 OPERATIONS: tuple[str, ...] = get_args(Operation)
 MCP_OPERATIONS = frozenset({"initialize", "list_tools", "call_tool", "mcp_other"})
 
-_MCP_PATH = re.compile(r"/(?P<instance>[^/]+)/(?P<endpoint>mcp|api/v1/mcp)")
+_MCP_PATH = re.compile(r"(/browsers)?/(?P<instance>[^/]+)/(?P<endpoint>mcp|api/v1/mcp)")
 _RUNNER_PATH = re.compile(r"/(?P<instance>[^/]+)/api/v1/env/")
 _CONTROL_PATH = re.compile(r"/v1/env/instances/(?P<instance>[^/]+)")
 _RPC: dict[str, Operation] = {

@@ -1,0 +1,158 @@
+"""Browsers that are leased: each has the tool `computer`, for the pages of running instances."""
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+from environments.api import ToolError, ToolSpec
+from environments.fleet_emulator.computer.screen import Screen
+from environments.fleet_emulator.computer.tool import Action, Computer, Pictures
+from environments.fleet_emulator.faults import BAD_GATEWAY
+from environments.fleet_emulator.lookup import UpstreamError
+from environments.server.codec import ApiError, parse
+from environments.server.tools import ToolEndpoint
+
+MCP_PATH = "/browsers/{lease_id}/mcp"
+_PATH = "/v1/browser"
+
+
+class LeaseBrowser(BaseModel):
+    """POST /v1/browser. `allowed_hosts`: the only ones whose pages it opens; all when empty."""
+
+    ttl_seconds: int = Field(default=1_800, gt=0, le=86_400)
+    allowed_hosts: list[str] = []
+
+
+class _Blank:
+    """A page without an app."""
+
+    def tools(self) -> list[ToolSpec]:
+        return []
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        raise ToolError(f"unknown tool: {name}")
+
+
+class Browser(Computer):
+    """A screen that shows the page it has navigated to. `find` is the screen at a path."""
+
+    def __init__(
+        self,
+        hosts: frozenset[str],
+        find: Callable[[str], Screen | None],
+        pictures: Callable[[], Pictures],
+    ) -> None:
+        super().__init__(Screen("about:blank", _Blank()), pictures)
+        self._hosts = hosts
+        self._find = find
+
+    def act(self, asked: Action) -> None:
+        if asked.action == "navigate":
+            self._navigate(asked.url or "")
+        else:
+            super().act(asked)
+
+    def _navigate(self, url: str) -> None:
+        address = urlsplit(url)
+        if self._hosts and address.hostname not in self._hosts:
+            raise ToolError(f"{address.hostname} is not among the browser's allowed hosts")
+        screen = self._find(address.path)
+        if screen is None:
+            raise ToolError(f"no page at {url}: open the address of a running instance")
+        self.screen = screen
+
+
+@dataclass(frozen=True)
+class _Lease:
+    browser: Browser
+    expires_at: float
+
+
+class Browsers:
+    """`now` in seconds, as leases live."""
+
+    def __init__(
+        self,
+        endpoint: ToolEndpoint,
+        now: Callable[[], float],
+        find: Callable[[str], Screen | None],
+        pictures: Callable[[], Pictures],
+    ) -> None:
+        self._endpoint = endpoint
+        self._now = now
+        self._find = find
+        self._pictures = pictures
+        self._leases: dict[str, _Lease] = {}
+
+    def routes(self) -> list[BaseRoute]:
+        one = f"{_PATH}/{{lease_id}}"
+        return [
+            Route(_PATH, self.lease, methods=["POST"]),
+            Route(one, self.get),
+            Route(f"{one}/health", self.get),
+            Route(one, self.release, methods=["DELETE"]),
+            Route(MCP_PATH, _Endpoint(self)),
+        ]
+
+    async def lease(self, request: Request) -> Response:
+        asked = await parse(LeaseBrowser, request)
+        now = self._now()
+        self._leases = {i: lease for i, lease in self._leases.items() if lease.expires_at > now}
+        browser = Browser(frozenset(asked.allowed_hosts), self._find, self._pictures)
+        lease_id = f"b{uuid.uuid4().hex[:16]}"
+        self._leases[lease_id] = _Lease(browser, now + asked.ttl_seconds)
+        base = str(request.base_url).rstrip("/")
+        return JSONResponse(
+            {
+                "lease_id": lease_id,
+                "browser_id": lease_id,
+                "mcp_url": base + MCP_PATH.format(lease_id=lease_id),
+                "cdp_url": None,
+                "stream_url": None,
+                "host_domain": request.url.hostname,
+            }
+        )
+
+    async def get(self, request: Request) -> Response:
+        lease_id = request.path_params["lease_id"]
+        left = self._find_lease(lease_id).expires_at - self._now()
+        body = {"lease_id": lease_id, "status": "running", "healthy": True, "ttl_seconds": left}
+        return JSONResponse(body)
+
+    async def release(self, request: Request) -> Response:
+        lease_id = request.path_params["lease_id"]
+        self._find_lease(lease_id)
+        del self._leases[lease_id]
+        return JSONResponse({"lease_id": lease_id, "status": "released"})
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """MCP; a browser that is gone answers as the proxy before it does."""
+        try:
+            lease = self._find_lease(scope["path_params"]["lease_id"])
+        except ApiError as error:
+            raise UpstreamError(502, BAD_GATEWAY) from error
+        await self._endpoint.serve(lease.browser, scope, receive, send)
+
+    def _find_lease(self, lease_id: str) -> _Lease:
+        lease = self._leases.get(lease_id)
+        if lease is None or lease.expires_at <= self._now():
+            raise ApiError(404, f"Browser lease '{lease_id}' not found")
+        return lease
+
+
+class _Endpoint:
+    """Wraps the method so that Starlette takes it for an ASGI application, not for a handler."""
+
+    def __init__(self, browsers: Browsers) -> None:
+        self._browsers = browsers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._browsers.serve(scope, receive, send)

@@ -1,0 +1,1 @@
+"""The tool `computer`: an app as pictures of a screen, to be used with mouse and keyboard."""

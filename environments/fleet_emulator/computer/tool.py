@@ -1,0 +1,117 @@
+"""The tool itself: its schema, and its actions on a screen."""
+
+import base64
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from environments.api import ToolError, ToolSpec
+from environments.fleet_emulator.computer.draw import draw
+from environments.fleet_emulator.computer.layout import HEIGHT, WIDTH
+from environments.fleet_emulator.computer.screen import Screen
+from environments.server.tools import Picture, Tools
+
+COMPUTER = "computer"
+_CLICKS = ("left_click", "double_click", "mouse_move")
+Pictures = Literal["image", "json", "null"]
+
+
+class Action(BaseModel):
+    """Arguments of a call."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    action: Literal[
+        "screenshot",
+        "left_click",
+        "double_click",
+        "mouse_move",
+        "cursor_position",
+        "type",
+        "key",
+        "scroll",
+        "wait",
+        "navigate",
+    ]
+    coordinate: list[int] | None = Field(None, min_length=2, max_length=2, description="[x, y]")
+    text: str | None = Field(None, description="what to type, or the key to press: Return, Tab")
+    scroll_direction: Literal["up", "down"] = "down"
+    scroll_amount: int = Field(3, ge=0, le=100, description="lines")
+    url: str | None = Field(None, description="page that a browser opens by `navigate`")
+
+
+class Computer:
+    """A screen with its pointer. `pictures` is how the answers hold them; see `Faults`."""
+
+    def __init__(self, screen: Screen, pictures: Callable[[], Pictures]) -> None:
+        self.screen = screen
+        self._pictures = pictures
+        self._pointer = (WIDTH // 2, HEIGHT // 2)
+
+    def tools(self) -> list[ToolSpec]:
+        description = (
+            f"Use the app's {WIDTH}x{HEIGHT} screen with mouse and keyboard. Every action but "
+            "cursor_position answers with a screenshot."
+        )
+        schema = Action.model_json_schema()
+        return [ToolSpec(COMPUTER, description, schema, read_only=False, idempotent=False)]
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        try:
+            asked = Action.model_validate(arguments)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ToolError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        if asked.action == "cursor_position":
+            return "X={},Y={}".format(*self._pointer)
+        self.act(asked)
+        return self._picture()
+
+    def act(self, asked: Action) -> None:
+        """Raises `ToolError` for what the action lacks, and for `navigate`."""
+        if asked.action in _CLICKS:
+            self._point(asked)
+        elif asked.action in ("type", "key"):
+            if asked.text is None:
+                raise ToolError(f"{asked.action} needs text")
+            write = self.screen.type if asked.action == "type" else self.screen.press
+            write(asked.text)
+        elif asked.action == "scroll":
+            up = asked.scroll_direction == "up"
+            self.screen.scroll(-asked.scroll_amount if up else asked.scroll_amount)
+        elif asked.action == "navigate":
+            raise ToolError("only a leased browser can navigate")
+
+    def _point(self, asked: Action) -> None:
+        if asked.coordinate is None:
+            raise ToolError(f"{asked.action} needs coordinate")
+        x, y = asked.coordinate
+        if not (0 <= x < WIDTH and 0 <= y < HEIGHT):
+            raise ToolError(f"[{x}, {y}] is not on the {WIDTH}x{HEIGHT} screen")
+        self._pointer = (x, y)
+        if asked.action != "mouse_move":
+            self.screen.click(x, y)
+
+    def _picture(self) -> Any:
+        how = self._pictures()
+        if how == "null":
+            return {"base64_image": None}
+        png = draw(self.screen.elements(), self._pointer)
+        if how == "image":
+            return Picture(png)
+        return {"base64_image": f"data:image/png;base64,{base64.b64encode(png).decode()}"}
+
+
+class WithComputer:
+    """An app's own tools and `computer`."""
+
+    def __init__(self, tools: Tools, computer: Computer) -> None:
+        self._tools = tools
+        self._computer = computer
+
+    def tools(self) -> list[ToolSpec]:
+        return [*self._tools.tools(), *self._computer.tools()]
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        return (self._computer if name == COMPUTER else self._tools).call(name, arguments)
