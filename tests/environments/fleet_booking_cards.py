@@ -1,10 +1,11 @@
-"""Scripted solutions of the tasks that book a stay with a new card."""
+"""Scripted solutions of the tasks that add a card."""
 
-from tests.environments.fleet_booking_site import Site, guest, solution
-from tests.environments.fleet_booking_stays import of_kind
+from tests.environments.fleet_booking_site import Site, Solutions, guest, of_kind
+
+SOLUTIONS = Solutions()
 
 
-@solution("zoixhuzts8y")
+@SOLUTIONS.of("zoixhuzts8y")
 def _(site: Site) -> None:
     dates = ("2026-03-08", "2026-03-11")
     villa = next(
@@ -17,7 +18,7 @@ def _(site: Site) -> None:
     site.book(of_kind(site.rooms(villa, dates, adults=7), "Penthouse"), dates, 7, card, **who)
 
 
-@solution("l8fwxcsixve")
+@SOLUTIONS.of("l8fwxcsixve")
 def _(site: Site) -> None:
     dates = ("2026-06-16", "2026-06-20")
     hotel = site.search(
@@ -32,7 +33,7 @@ def _(site: Site) -> None:
     site.do("delete_wishlist", list_name="Summer Getaways")
 
 
-@solution("fivgroqoqpzi")
+@SOLUTIONS.of("fivgroqoqpzi")
 def _(site: Site) -> None:
     dates = ("2026-05-09", "2026-05-12")
     hotel = site.search("Paris", features=["Gym", "Breakfast Included"], adults=2)[0]
@@ -41,7 +42,7 @@ def _(site: Site) -> None:
     site.book(of_kind(site.rooms(hotel, dates, adults=2), "Family"), dates, 2, card, **who)
 
 
-@solution("gkfmwzwrlwtm")
+@SOLUTIONS.of("gkfmwzwrlwtm")
 def _(site: Site) -> None:
     dates = ("2026-03-03", "2026-03-06")
     best = site.search("London")[0]
@@ -50,7 +51,7 @@ def _(site: Site) -> None:
     site.book(site.rooms(best, dates)[0], dates, 1, card, **who)
 
 
-@solution("ifaqsjetg3h")
+@SOLUTIONS.of("ifaqsjetg3h")
 def _(site: Site) -> None:
     dates = ("2026-04-12", "2026-04-18")
     resort = site.search(
@@ -63,7 +64,7 @@ def _(site: Site) -> None:
     site.book(king, dates, 2, card, **who)
 
 
-@solution("wen1ccrbcix")
+@SOLUTIONS.of("wen1ccrbcix")
 def _(site: Site) -> None:
     dates = ("2026-05-02", "2026-05-05")
     best = site.search(
@@ -79,7 +80,7 @@ def _(site: Site) -> None:
     site.book(room, dates, 1, card if room["total_price"] > 650 else 1)
 
 
-@solution("ijbuy54d2t5a")
+@SOLUTIONS.of("ijbuy54d2t5a")
 def _(site: Site) -> None:
     dates = ("2026-03-08", "2026-03-13")
     hotel = site.search("Avenue de la Bourdonnais", features=["Common Area"])[0]
@@ -89,7 +90,7 @@ def _(site: Site) -> None:
     site.book(garden, dates, 1, card, **who)
 
 
-@solution("y79awsna5a6")
+@SOLUTIONS.of("y79awsna5a6")
 def _(site: Site) -> None:
     dates, options, pick = (
         ("2026-10-10", "2026-10-14"),
@@ -121,7 +122,7 @@ def _(site: Site) -> None:
     site.book(of_kind(site.rooms(best, dates), "Standard"), dates, 1, card, **who)
 
 
-@solution("ipdbtdxg8g")
+@SOLUTIONS.of("ipdbtdxg8g")
 def _(site: Site) -> None:
     card = site.card("371449635398431", 11, 2029, "Tim Green Curry", "2003")
     who = guest("Tim", "Curry", "TGC@gmail.com", "+1", "312-842-8523")
@@ -134,7 +135,7 @@ def _(site: Site) -> None:
         site.book(of_kind(rooms, kind), dates, 2, card, **who)
 
 
-@solution("cz5falnutifg")
+@SOLUTIONS.of("cz5falnutifg")
 def _(site: Site) -> None:
     dates = ("2026-01-20", "2026-02-04")
     hotel = next(
@@ -150,7 +151,7 @@ def _(site: Site) -> None:
     site.book(room, dates, 2, card, children=2)
 
 
-@solution("jxlofckjpdnk")
+@SOLUTIONS.of("jxlofckjpdnk")
 def _(site: Site) -> None:
     dates = ("2026-01-07", "2026-01-08")
     found = site.search(
@@ -177,7 +178,7 @@ def _(site: Site) -> None:
     site.book(of_kind(site.rooms(hosted[0], dates), "Suite"), dates, 1, card, **who)
 
 
-@solution("fvdphlujygzj")
+@SOLUTIONS.of("fvdphlujygzj")
 def _(site: Site) -> None:
     dates = ("2026-03-10", "2026-03-12")
     hotel = next(
@@ -204,7 +205,7 @@ def _(site: Site) -> None:
     site.new_list("Fuji Reunion 2026", [hotel])
 
 
-@solution("fzwpgj85neh")
+@SOLUTIONS.of("fzwpgj85neh")
 def _(site: Site) -> None:
     dates, summer = ("2026-05-20", "2026-05-24"), "Summer Getaways"
     two = site.search(
@@ -217,7 +218,7 @@ def _(site: Site) -> None:
     site.do("remove_saved_property", hotel_id=cheaper["id"], list_name=summer)
 
 
-@solution("fzzabsjfnsut")
+@SOLUTIONS.of("fzzabsjfnsut")
 def _(site: Site) -> None:
     dates = ("2026-02-13", "2026-02-15")
     hotel = site.search("Bangkok", features=["Fitness Center"], max_price=100, min_rating=8.9)[0]
@@ -226,7 +227,7 @@ def _(site: Site) -> None:
     site.book(of_kind(site.rooms(hotel, dates), "Deluxe"), dates, 1, card, **who)
 
 
-@solution("oxbtz0wg8d6")
+@SOLUTIONS.of("oxbtz0wg8d6")
 def _(site: Site) -> None:
     dates = ("2026-06-05", "2026-06-07")
     three = site.search(
@@ -249,3 +250,21 @@ def _(site: Site) -> None:
     )
     who = guest("Walter", "White", "Walter@dea.com", "+1", "5061234759")
     site.book(twin, dates, 2, card, **who)
+
+
+@SOLUTIONS.of("elzlhcynu9")
+def _(site: Site) -> None:
+    (old,) = site.do("list_payment_methods")
+    new = site.do(
+        "add_payment_method",
+        card_type="Amex",
+        cardholder_name="John Doe",
+        card_number="9999 1111 1799",
+        expiry_month=11,
+        expiry_year=2028,
+        billing_address="123 ABC Way",
+        billing_postal_code="AAA 333",
+    )["payment_method_id"]
+    site.do("delete_payment_method", payment_method_id=old["id"])
+    for stay in site.do("list_bookings", status="confirmed"):
+        site.do("modify_booking", booking_id=stay["id"], payment_method_id=new)

@@ -1,11 +1,13 @@
 """Scripted solutions of the tasks that are about wishlists and the account."""
 
-from tests.environments.fleet_booking_site import Row, Site, solution
+from tests.environments.fleet_booking_site import Row, Site, Solutions
 
 SUMMER = "Summer Getaways"
 
+SOLUTIONS = Solutions()
 
-@solution("l0lotcsdrb9p")
+
+@SOLUTIONS.of("l0lotcsdrb9p")
 def _(site: Site) -> None:
     wanted = ["Breakfast Included", "24-Hour Front Desk", "Beach Access"]
     found = site.search("Tokyo", min_rating=8.5, max_price=200, features=wanted)
@@ -20,7 +22,7 @@ def _(site: Site) -> None:
     site.new_list("Fun in Tokyo", quiet)
 
 
-@solution("tuxkqy544ztq")
+@SOLUTIONS.of("tuxkqy544ztq")
 def _(site: Site) -> None:
     (own,) = site.do("list_wishlists")
     for saved in own["hotels"]:
@@ -29,14 +31,14 @@ def _(site: Site) -> None:
     site.do("rename_wishlist", list_name=own["list_name"], new_name="My_favourites")
 
 
-@solution("d5lmzk0wxetw")
+@SOLUTIONS.of("d5lmzk0wxetw")
 def _(site: Site) -> None:
     site.new_list("No Show")
     for stay in site.do("list_bookings", status="no_show"):
         site.save("No Show", [{"id": stay["hotel_id"]}], str(stay["total_price"]))
 
 
-@solution("phhfuxlpeeqm")
+@SOLUTIONS.of("phhfuxlpeeqm")
 def _(site: Site) -> None:
     dates = {"check_in_date": "2026-09-15", "check_out_date": "2026-09-18"}
     found = site.search("Rome", features=["24-Hour Front Desk"], property_types=["Hotel"], **dates)
@@ -46,14 +48,14 @@ def _(site: Site) -> None:
     site.new_list("Italy Ideas", flexible[:1])
 
 
-@solution("iz3n5yb025jd")
+@SOLUTIONS.of("iz3n5yb025jd")
 def _(site: Site) -> None:
     renamed = f"{SUMMER} - DO NOT BOOK"
     site.do("rename_wishlist", list_name=SUMMER, new_name=renamed)
     site.do("remove_saved_property", hotel_id=5017)
 
 
-@solution("kol1kwqtljyu")
+@SOLUTIONS.of("kol1kwqtljyu")
 def _(site: Site) -> None:
     deals = {hotel["id"] for hotel in site.do("get_hotel_deals")[:6]}
     both = [hotel for hotel in site.do("get_featured_hotels")[:6] if hotel["id"] in deals]
@@ -63,7 +65,7 @@ def _(site: Site) -> None:
         site.do("rename_wishlist", list_name=SUMMER, new_name="I hate traveling")
 
 
-@solution("pg48xngtexba")
+@SOLUTIONS.of("pg48xngtexba")
 def _(site: Site) -> None:
     name = "Nearby Attractions for 1-star hostels in Paris"
     site.new_list(name)
@@ -74,13 +76,13 @@ def _(site: Site) -> None:
         site.save(name, [hostel], f"{place['name']} - {place['type']}")
 
 
-@solution("oxbom3artbvv")
+@SOLUTIONS.of("oxbom3artbvv")
 def _(site: Site) -> None:
     found = site.search("London", property_types=["Resort"], min_stars=5, sort_by="stars_highest")
     site.new_list("Best Resorts in London", found)
 
 
-@solution("ziaa9dbymfn")
+@SOLUTIONS.of("ziaa9dbymfn")
 def _(site: Site) -> None:
     found = site.search(
         "Chicago",
@@ -96,14 +98,14 @@ def _(site: Site) -> None:
             return
 
 
-@solution("o6un92vlq4")
+@SOLUTIONS.of("o6un92vlq4")
 def _(site: Site) -> None:
     popular = {hotel["id"] for hotel in site.do("get_popular_hotels")}
     both = [hotel for hotel in site.do("get_featured_hotels") if hotel["id"] in popular]
     site.new_list("Best accommodations ever", both)
 
 
-@solution("x8lohz6b5z3p")
+@SOLUTIONS.of("x8lohz6b5z3p")
 def _(site: Site) -> None:
     site.new_list("Cancelled")
     for stay in site.do("list_bookings", status="cancelled"):
@@ -114,7 +116,7 @@ def _(site: Site) -> None:
             site.save("Cancelled", [{"id": stay["hotel_id"]}], note)
 
 
-@solution("iykpmwqdx60m")
+@SOLUTIONS.of("iykpmwqdx60m")
 def _(site: Site) -> None:
     casita = site.search("South Austin Casita")
     deco = site.search("South Beach Art Deco Hotel")
@@ -123,7 +125,7 @@ def _(site: Site) -> None:
     site.do("list_wishlists")
 
 
-@solution("xiqwadqsge3w")
+@SOLUTIONS.of("xiqwadqsge3w")
 def _(site: Site) -> None:
     desk = "24-Hour Front Desk"
     five = site.search("Austin", min_stars=5, sort_by="stars_highest")[:5]
@@ -135,20 +137,20 @@ def _(site: Site) -> None:
             site.save(desk, [hotel])
 
 
-@solution("wkxorwa4v6e")
+@SOLUTIONS.of("wkxorwa4v6e")
 def _(site: Site) -> None:
     three = site.search("Rome", adults=4, sort_by="stars_highest")[:3]
     for amenity in ("24-Hour Front Desk", "Self Check-in", "Beach Access"):
         site.new_list(amenity, [hotel for hotel in three if amenity in site.features(hotel)])
 
 
-@solution("dytgxrn4rtbd")
+@SOLUTIONS.of("dytgxrn4rtbd")
 def _(site: Site) -> None:
     featured = site.do("get_featured_hotels")
     site.new_list("Best", [hotel for hotel in featured if hotel["star_rating"] > 4])
 
 
-@solution("ucvmmqtkjqea")
+@SOLUTIONS.of("ucvmmqtkjqea")
 def _(site: Site) -> None:
     (own,) = site.do("list_wishlists")
     near = next(saved for saved in own["hotels"] if saved["notes"] == "Close to attractions")
@@ -157,7 +159,7 @@ def _(site: Site) -> None:
     site.save(own["list_name"], hostels)
 
 
-@solution("w8gxyhdk8fn")
+@SOLUTIONS.of("w8gxyhdk8fn")
 def _(site: Site) -> None:
     for own in site.do("list_wishlists"):
         site.do("delete_wishlist", list_name=own["list_name"])
@@ -165,7 +167,7 @@ def _(site: Site) -> None:
         site.new_list(f"{season} 2026")
 
 
-@solution("kytkoybekogm")
+@SOLUTIONS.of("kytkoybekogm")
 def _(site: Site) -> None:
     dates = ("2026-06-04", "2026-06-10")
     party = {"adults": 3, "children": 1, "rooms": 2}
@@ -178,7 +180,7 @@ def _(site: Site) -> None:
     site.new_list("pool", pool)
 
 
-@solution("i6wtfbbsn60g")
+@SOLUTIONS.of("i6wtfbbsn60g")
 def _(site: Site) -> None:
     site.new_list("Anniversary in Paris")
     kinds = ["Villa", "Resort"]
@@ -193,25 +195,7 @@ def _(site: Site) -> None:
     site.save("Anniversary in Paris", first + best)
 
 
-@solution("elzlhcynu9")
-def _(site: Site) -> None:
-    (old,) = site.do("list_payment_methods")
-    new = site.do(
-        "add_payment_method",
-        card_type="Amex",
-        cardholder_name="John Doe",
-        card_number="9999 1111 1799",
-        expiry_month=11,
-        expiry_year=2028,
-        billing_address="123 ABC Way",
-        billing_postal_code="AAA 333",
-    )["payment_method_id"]
-    site.do("delete_payment_method", payment_method_id=old["id"])
-    for stay in site.do("list_bookings", status="confirmed"):
-        site.do("modify_booking", booking_id=stay["id"], payment_method_id=new)
-
-
-@solution("iii6z2srqang")
+@SOLUTIONS.of("iii6z2srqang")
 def _(site: Site) -> None:
     site.do("delete_wishlist", list_name=SUMMER)
     found = site.search(
@@ -220,7 +204,7 @@ def _(site: Site) -> None:
     site.new_list("New travel plans", found[:2])
 
 
-@solution("veodp1uvi4f")
+@SOLUTIONS.of("veodp1uvi4f")
 def _(site: Site) -> None:
     largest: Row = max(site.do("get_hotel_deals"), key=lambda hotel: hotel["total_rooms"])
     policy = site.policies(largest)["cancellation_policy_type"]
@@ -230,7 +214,7 @@ def _(site: Site) -> None:
     site.save(name, [largest], note)
 
 
-@solution("gswda6gcgez")
+@SOLUTIONS.of("gswda6gcgez")
 def _(site: Site) -> None:
     name = "London Trips"
     site.new_list(name)
@@ -249,7 +233,7 @@ def _(site: Site) -> None:
     site.save(name, [majestic], rami["title"])
 
 
-@solution("it6ouuspr7ww")
+@SOLUTIONS.of("it6ouuspr7ww")
 def _(site: Site) -> None:
     found = site.search(
         "Chicago",
@@ -265,7 +249,7 @@ def _(site: Site) -> None:
     site.new_list("surprise dude", found[:1])
 
 
-@solution("rhcfbhhfwhx")
+@SOLUTIONS.of("rhcfbhhfwhx")
 def _(site: Site) -> None:
     three = site.search("Tokyo", adults=2, min_stars=5, sort_by="stars_highest")[:3]
     chosen = [hotel for hotel in three if "Restaurant" in site.features(hotel)]
@@ -273,7 +257,7 @@ def _(site: Site) -> None:
     site.do("update_profile", phone="+10009998888")
 
 
-@solution("kknvdjitvlvz")
+@SOLUTIONS.of("kknvdjitvlvz")
 def _(site: Site) -> None:
     found = site.search(
         "Marais",
@@ -286,7 +270,7 @@ def _(site: Site) -> None:
     site.new_list("Paris walkable neighborhoods", found)
 
 
-@solution("m2fcdd9yauen")
+@SOLUTIONS.of("m2fcdd9yauen")
 def _(site: Site) -> None:
     found = site.search(
         "United States",

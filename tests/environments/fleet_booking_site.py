@@ -6,18 +6,20 @@ from typing import Any
 Row = dict[str, Any]
 Solution = Callable[["Site"], None]
 
-SOLUTIONS: dict[str, Solution] = {}
 OWN_CARD = 1
 
 
-def solution(short_id: str) -> Callable[[Solution], Solution]:
-    """Register a solution under the second part of its task's key."""
+class Solutions(dict[str, Solution]):
+    """By the second part of a task's key."""
 
-    def register(function: Solution) -> Solution:
-        SOLUTIONS[short_id] = function
-        return function
+    def of(self, short_id: str) -> Callable[[Solution], Solution]:
+        """Decorates the solution of a task."""
 
-    return register
+        def register(function: Solution) -> Solution:
+            self[short_id] = function
+            return function
+
+        return register
 
 
 class Site:
@@ -106,3 +108,8 @@ def guest(first: str, last: str, email: str, code: str, number: str) -> Row:
         "guest_phone_country_code": code,
         "guest_phone_number": number,
     }
+
+
+def of_kind(rooms: list[Row], kind: str) -> Row:
+    """The cheapest room of a kind."""
+    return next(room for room in rooms if kind in room["room_type"])

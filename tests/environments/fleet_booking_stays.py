@@ -1,36 +1,11 @@
-"""Scripted solutions of the tasks that book a stay with the user's own card or name."""
+"""Scripted solutions of the tasks that book in Europe without a new card."""
 
-from tests.environments.fleet_booking_site import Row, Site, guest, solution
+from tests.environments.fleet_booking_site import Site, Solutions, guest, of_kind
 
-
-def of_kind(rooms: list[Row], kind: str) -> Row:
-    """The cheapest room of a kind."""
-    return next(room for room in rooms if kind in room["room_type"])
+SOLUTIONS = Solutions()
 
 
-@solution("isk4pu4ojqyb")
-def _(site: Site) -> None:
-    dates = ("2026-02-14", "2026-02-16")
-    resort = site.search(
-        "Tokyo",
-        property_types=["Resort"],
-        min_stars=4,
-        max_stars=4.5,
-        features=["Gym"],
-        sort_by="best_reviewed_lowest_price",
-    )[0]
-    room = site.rooms(resort, dates, adults=2)[0]
-    site.do(
-        "preview_booking",
-        room_id=room["id"],
-        check_in_date=dates[0],
-        check_out_date=dates[1],
-        adults=2,
-    )
-    site.book(room, dates, 2)
-
-
-@solution("zsmm8ndoobtf")
+@SOLUTIONS.of("zsmm8ndoobtf")
 def _(site: Site) -> None:
     dates = ("2026-04-01", "2026-04-05")
     found = site.search("London", features=["Fitness Center"], min_stars=4, max_price=149.99)
@@ -44,7 +19,7 @@ def _(site: Site) -> None:
     site.book(site.rooms(allowed[0], dates)[0], dates)
 
 
-@solution("xxknwckzrpfc")
+@SOLUTIONS.of("xxknwckzrpfc")
 def _(site: Site) -> None:
     dates = ("2026-08-01", "2026-08-05")
     stays = site.do("list_bookings", status="cancelled")
@@ -54,40 +29,7 @@ def _(site: Site) -> None:
     site.book(of_kind(site.rooms(berlin, dates), "Suite"), dates)
 
 
-@solution("vh0flnakjsvp")
-def _(site: Site) -> None:
-    dates = ("2026-06-03", "2026-06-15")
-    (own,) = site.do("list_wishlists")
-    hostel = next(saved for saved in own["hotels"] if saved["property_type"] == "Hostel")
-    site.book(site.rooms(hostel["hotel_id"], dates)[0], dates)
-
-
-@solution("khmqe7fulpe")
-def _(site: Site) -> None:
-    dates = ("2026-04-01", "2026-04-10")
-    boston = [hotel for hotel in site.do("get_featured_hotels") if hotel["city"] == "Boston"]
-    cheapest = min(boston, key=lambda hotel: hotel["lowest_price"])
-    site.reserve(site.rooms(cheapest, dates)[0], dates)
-
-
-@solution("ms1edmwoztd")
-def _(site: Site) -> None:
-    dates = ("2026-02-21", "2026-03-08")
-    five = site.search(
-        "Bangkok",
-        features=["Breakfast Included"],
-        max_price=250,
-        min_rating=9,
-        check_in_date=dates[0],
-        check_out_date=dates[1],
-    )[:5]
-    site.new_list("Birthday in Bangkok", five)
-    best = max(five, key=lambda hotel: hotel["average_rating"])
-    who = guest("Charlie", "Moore", "cmoore@gmail.com", "+1", "2257089234")
-    site.reserve(site.rooms(best, dates)[-1], dates, **who)
-
-
-@solution("wsvtx2wrnl2")
+@SOLUTIONS.of("wsvtx2wrnl2")
 def _(site: Site) -> None:
     dates = ("2026-05-01", "2026-05-03")
     three = site.search(
@@ -99,21 +41,7 @@ def _(site: Site) -> None:
         site.book(site.rooms(hotel, dates)[0], dates)
 
 
-@solution("n2xuzmc6xefb")
-def _(site: Site) -> None:
-    dates = ("2026-09-04", "2026-09-07")
-    found = site.search(
-        "Tokyo", min_stars=5, adults=2, children=2, sort_by="best_reviewed_lowest_price"
-    )
-    hotel = next(
-        hotel for hotel in found if site.policies(hotel)["cancellation_policy_type"] == "Flexible"
-    )
-    room = site.rooms(hotel, dates, adults=2, children=2)[0]
-    request = "Extra pillows and a room far from the elevator"
-    site.book(room, dates, 2, children=2, special_requests=request)
-
-
-@solution("g94opraepbx")
+@SOLUTIONS.of("g94opraepbx")
 def _(site: Site) -> None:
     dates = ("2026-01-25", "2026-01-30")
     two = site.search(
@@ -128,7 +56,7 @@ def _(site: Site) -> None:
     site.reserve(of_kind(site.rooms(spa, dates), "Deluxe"), dates, **who)
 
 
-@solution("ipugd6a3sse")
+@SOLUTIONS.of("ipugd6a3sse")
 def _(site: Site) -> None:
     for city, dates in (
         ("London", ("2026-10-10", "2026-10-12")),
@@ -141,130 +69,7 @@ def _(site: Site) -> None:
         site.book(site.rooms(cheapest, dates)[0], dates, purpose_of_trip="Business")
 
 
-@solution("tedk9rq2f1yv")
-def _(site: Site) -> None:
-    dates = ("2026-03-15", "2026-03-30")
-    found = site.search(
-        "Bangkok", property_types=["Apartment"], min_rating=9.3, sort_by="price_lowest"
-    )
-    hotel = next(hotel for hotel in found if hotel["total_reviews"] > 500)
-    room = next(room for room in site.rooms(hotel, dates) if room["view_type"] == "City View")
-    who = guest("Rob", "Key", "Robkey@yahoo.com", "+1", "7415628963")
-    site.book(room, dates, **who)
-
-
-@solution("j4bva9m26guh")
-def _(site: Site) -> None:
-    dates = ("2026-04-14", "2026-04-18")
-    found = site.search("Shinjuku", min_rating=8.5, max_price=350)
-    named = next(hotel for hotel in found if "Tranquility" in hotel["name"])
-    better = [
-        hotel
-        for hotel in found
-        if hotel["lowest_price"] < named["lowest_price"]
-        and hotel["average_rating"] > named["average_rating"]
-    ]
-    room = of_kind(site.rooms((better or [named])[0], dates), "Standard")
-    request = "early check-in if possible; arriving on a red-eye flight"
-    site.book(room, dates, special_requests=request)
-    site.new_list("Tokyo Business Alternatives", [named])
-
-
-@solution("cad7h107dbtt")
-def _(site: Site) -> None:
-    dates = ("2026-06-01", "2026-07-14")
-    listings = site.do("count_listings")
-    by_country: dict[str, int] = {}
-    for row in listings:
-        by_country[row["country"]] = by_country.get(row["country"], 0) + row["listings"]
-    country = max(by_country, key=by_country.__getitem__)
-    city = next(row["city"] for row in listings if row["country"] == country)
-    found = site.search(
-        city,
-        property_types=["Hotel", "Apartment"],
-        min_stars=4,
-        min_rating=8.5,
-        features=["24-Hour Front Desk"],
-        sort_by="price_lowest",
-    )
-    hotel = next(
-        hotel
-        for hotel in found
-        if hotel["total_reviews"] >= 300 and site.policies(hotel)["pet_policy"] == "Not Allowed"
-    )
-    site.book(site.rooms(hotel, dates)[0], dates)
-
-
-@solution("rzduvxiribfl")
-def _(site: Site) -> None:
-    dates = ("2026-03-20", "2026-03-22")
-    soho = site.do("search_locations", name="SoHo")[0]
-    circle = {"latitude": soho["latitude"], "longitude": soho["longitude"], "radius_km": 3.0}
-    stay = {"check_in_date": dates[0], "check_out_date": dates[1]}
-    spread = site.do("get_price_distribution", **circle, **stay)
-    below = sum(part["hotels"] for part in spread if part["to"] <= 250)
-    assert 2 * below >= sum(part["hotels"] for part in spread)
-    three = site.do("search_hotels_on_map", **circle, **stay)[:3]
-    best = max(three, key=lambda hotel: hotel["average_rating"])
-    site.book(site.rooms(best, dates)[0], dates)
-
-
-@solution("jieklemsr1xv")
-def _(site: Site) -> None:
-    stays = site.do("list_bookings", status="confirmed")
-    stay = next(row for row in stays if row["booking_reference"] == "BKSU352300")
-    dates = ("2026-06-07", "2026-06-08")
-    rooms = site.rooms(stay["hotel_id"], dates, adults=stay["adults"], rooms=2)
-    pool = next(room for room in rooms if room["view_type"] == "Pool View")
-    site.do(
-        "modify_booking",
-        booking_id=stay["id"],
-        check_in_date=dates[0],
-        check_out_date=dates[1],
-        room_id=pool["id"],
-        room_count=2,
-        special_requests="Quiet room away from elevator, extra pillows and blankets",
-        rooms_close_together=True,
-    )
-
-
-@solution("kmbwyntsh0y")
-def _(site: Site) -> None:
-    dates = ("2026-07-01", "2026-07-07")
-    found = site.search("Austin", features=["Common Area", "Laundry Facilities"])
-    motel = next(hotel for hotel in found if "Ocean View" in hotel["address"])
-    if site.policies(motel)["check_in_from"] <= "15:00":
-        site.book(site.rooms(motel, dates)[0], dates)
-        site.save("Summer Getaways", [motel])
-
-
-@solution("hxwsamznptxi")
-def _(site: Site) -> None:
-    dates = ("2026-02-02", "2026-02-04")
-    found = site.search(
-        "San Francisco",
-        features=["24-Hour Front Desk", "Self Check-in", "Laundry Facilities"],
-        min_rating=8.5,
-        sort_by="price_lowest",
-    )
-    site.book(site.rooms(found[0], dates)[0], dates)
-
-
-@solution("leiuic3zased")
-def _(site: Site) -> None:
-    dates = ("2026-05-06", "2026-05-07")
-    deals = [
-        hotel
-        for hotel in site.do("get_hotel_deals")
-        if hotel["city"] == "Singapore" and hotel["average_rating"] >= 9
-    ]
-    best = max(deals, key=lambda hotel: hotel["total_reviews"])
-    suite = of_kind(site.rooms(best, dates, adults=2), "Suite")
-    request = "Anniversary celebration - please arrange champagne and rose petals if possible."
-    site.book(suite, dates, 2, special_requests=request)
-
-
-@solution("bspltwp6dktz")
+@SOLUTIONS.of("bspltwp6dktz")
 def _(site: Site) -> None:
     dates = ("2026-03-20", "2026-03-26")
     for cottage in site.search("Rome", property_types=["Cottage"]):
@@ -277,7 +82,7 @@ def _(site: Site) -> None:
             return
 
 
-@solution("ids1n9lukg0q")
+@SOLUTIONS.of("ids1n9lukg0q")
 def _(site: Site) -> None:
     dates = ("2026-04-03", "2026-04-06")
     stays = site.do("list_bookings", status="completed")
@@ -291,23 +96,7 @@ def _(site: Site) -> None:
     site.new_list("Business in Seattle", site.search("Capitol Hill Tower"))
 
 
-@solution("vy3zsio2ankp")
-def _(site: Site) -> None:
-    dates = ("2026-01-10", "2026-01-11")
-    city = site.do("get_trending_destinations")[0]["city"]
-    three = site.search(
-        city,
-        min_stars=4,
-        max_stars=4.5,
-        features=["Beach Access", "BBQ Facilities"],
-        sort_by="price_lowest",
-    )[:3]
-    best = max(three, key=lambda hotel: hotel["average_rating"])
-    rooms = site.rooms(best, dates)
-    site.reserve(next(room for room in rooms if room["view_type"] == "Courtyard View"), dates)
-
-
-@solution("kkq6tfbgajdp")
+@SOLUTIONS.of("kkq6tfbgajdp")
 def _(site: Site) -> None:
     dates = ("2026-05-01", "2026-05-05")
     hostel = site.search(
@@ -320,19 +109,7 @@ def _(site: Site) -> None:
     site.book(site.rooms(hostel, dates)[0], dates)
 
 
-@solution("iz6c4lkkrg2")
-def _(site: Site) -> None:
-    dates = ("2026-01-16", "2026-01-18")
-    found = site.search("Chicago", adults=2, min_stars=5, max_price=249.99)
-    hotel = next(
-        hotel
-        for hotel in found
-        if hotel["total_reviews"] > 300 and site.policies(hotel)["pet_policy"] == "Allowed"
-    )
-    site.book(site.rooms(hotel, dates, adults=2)[0], dates, 2)
-
-
-@solution("nzsnixwcn8z9")
+@SOLUTIONS.of("nzsnixwcn8z9")
 def _(site: Site) -> None:
     name, dates = "Linking in London", ("2026-04-01", "2026-04-09")
     three = site.search(
@@ -343,3 +120,16 @@ def _(site: Site) -> None:
     who = guest("Mariana", "Ayo", "mayo@gmail.com", "+1", "2024498720")
     site.reserve(site.rooms(richest, dates, adults=2)[0], dates, 2, **who)
     site.do("delete_wishlist", list_name=name)
+
+
+@SOLUTIONS.of("yus7clba4foq")
+def _(site: Site) -> None:
+    dates = ("2026-04-22", "2026-04-25")
+    stays = site.do("list_bookings", status="confirmed")
+    business = next(stay for stay in stays if stay["purpose_of_trip"] == "Business")
+    site.do("cancel_booking", booking_id=business["id"])
+    two = site.search(
+        "London", min_stars=4, max_stars=4.5, features=["Pool"], sort_by="price_lowest"
+    )[:2]
+    best = max(two, key=lambda hotel: hotel["average_rating"])
+    site.book(site.rooms(best, dates)[0], dates)
