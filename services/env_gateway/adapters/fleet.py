@@ -12,6 +12,16 @@ from services.env_gateway.adapters.fleet_api import FleetApi
 from services.env_gateway.adapters.fleet_browser import Browsers, Lease, joined_id, split_id
 from services.env_gateway.adapters.fleet_errors import FleetError, classified
 from services.env_gateway.adapters.fleet_heartbeats import Heartbeats
+from services.env_gateway.adapters.fleet_screen import (
+    SCREENSHOT,
+    SHOWN_FIRST,
+    checked_page,
+    endpoints,
+    first_picture,
+    image_type,
+    navigate,
+    page_url,
+)
 from services.env_gateway.adapters.fleet_tools import FleetTools, Memory
 from services.env_gateway.adapters.fleet_verifier import FleetVerifier
 from services.env_gateway.adapters.http_client import HttpError, http_session
@@ -19,13 +29,11 @@ from services.env_gateway.adapters.mcp_client import McpSession
 from services.env_gateway.adapters.process import Address
 from services.env_gateway.adapters.server import connect
 from services.env_gateway.backend_config import FleetConfig
-from services.env_gateway.computer import decoded
 from services.env_gateway.offer import COMPUTER
 from services.env_gateway.ports import (
     BackendError,
     CallResult,
     Execution,
-    Media,
     Orphan,
     Part,
     Provision,
@@ -36,10 +44,6 @@ from services.env_gateway.ports import (
     Tool,
 )
 
-# The container whose MCP server has the screen.
-_SCREEN_IMAGE = "mcp"
-_WITH_SCREEN = ("computer_use", "joint")
-_SHOWN_FIRST = ("computer_use", "browser_use")
 # What a proxy answers for an instance that has ended, or that only warms up.
 _MAYBE_ENDED = (404, 502, 503, 504)
 # What every instance has: a 404 for one of them is a fault, and not the statement's.
@@ -82,7 +86,7 @@ class FleetInstance:
         self._page = page_url(body)
         self._page_shown = lease is None
         self._tools = backend.tools(
-            _endpoints(root, self._modality, lease), self._state.env, request
+            endpoints(root, self._modality, lease), self._state.env, request
         )
         self._ended: str | None = None
 
@@ -94,16 +98,10 @@ class FleetInstance:
         return tools
 
     async def observe(self, *, timeout_s: float) -> Sequence[Part]:
-        if self._modality not in _SHOWN_FIRST:
+        if self._modality not in SHOWN_FIRST:
             return ()
-        result = await self.call(COMPUTER, {"action": "screenshot"}, timeout_s=timeout_s)
-        parts = [decoded(part) for part in result.parts]
-        pictures = [p for p in parts if isinstance(p, Media) and p.mime.startswith("image/")]
-        if result.is_error or not any(picture.data for picture in pictures):
-            said = "; ".join(p.mime if isinstance(p, Media) else p.text[:200] for p in parts)
-            message = f"the first screenshot is no picture: {said or 'nothing'}"
-            raise BackendError("no_screenshot", message, delivered=False)
-        return parts
+        result = await self.call(COMPUTER, SCREENSHOT, timeout_s=timeout_s)
+        return first_picture(result, in_browser=self._modality == "browser_use")
 
     async def call(
         self, name: str, arguments: Mapping[str, Any], *, timeout_s: float
@@ -154,11 +152,8 @@ class FleetInstance:
             raise
 
     async def _show_page(self, timeout_s: float) -> None:
-        action = {"action": "navigate", "url": self._page}
-        result = await self._tools.call(COMPUTER, action, timeout_s)
-        if result.is_error:
-            message = f"the browser did not open {self._page}: {result.parts}"
-            raise BackendError("no_page", message[:500], delivered=False)
+        result = await self._tools.call(COMPUTER, navigate(self._page), timeout_s)
+        checked_page(self._page, result)
         self._page_shown = True
 
     @asynccontextmanager
@@ -181,7 +176,7 @@ class FleetInstance:
     async def _has_ended(self, until: float) -> bool:
         left_s = min(_CHECK_S, until - _now())
         if self._ended is None and left_s > 0:
-            self._ended = await self._backend.api.ended(self._id, left_s)
+            self._ended = await self._backend.ended(self.instance_id, left_s)
         return self._ended is not None
 
     def _check(self) -> None:
@@ -220,8 +215,9 @@ class FleetBackend:
         until = _now() + timeout_s
         await self.address.url(timeout_s)
         generation = self.address.generation
-        image_type = _SCREEN_IMAGE if request.task.modality in _WITH_SCREEN else None
-        body = await self.api.create(request, image_type=image_type, timeout_s=_left(until))
+        body = await self.api.create(
+            request, image_type=image_type(request.task.modality), timeout_s=_left(until)
+        )
         lease = None
         if request.task.modality == "browser_use":
             lease = await self._browsers.lease(
@@ -248,6 +244,15 @@ class FleetBackend:
         for lease_id in leases:
             await self._browsers.release(lease_id, timeout_s=_left(until))
 
+    async def ended(self, joined: str, timeout_s: float) -> str | None:
+        """Why an instance, or its browser, is certainly gone; None when nobody can say so."""
+        until = _now() + timeout_s
+        instance_id, *leases = split_id(joined)
+        why = await self.api.ended(instance_id, timeout_s)
+        for lease_id in leases:
+            why = why or await self._browsers.ended(lease_id, _left(until))
+        return why
+
     async def close(self) -> None:
         await self.heartbeats.close()
         await self.api.http.close()
@@ -258,20 +263,6 @@ class FleetBackend:
         sessions = [McpSession(api.http, url, headers=api.headers) for url in urls]
         key = (*env, request.task.modality)
         return FleetTools(sessions, key, self._memory, self._read_only)
-
-
-def page_url(body: Mapping[str, Any]) -> str:
-    """Where an instance shows its web pages."""
-    urls = body["urls"]
-    return (urls.get("app") or [urls["root"]])[0]
-
-
-def _endpoints(root: str, modality: str, lease: Lease | None) -> Sequence[str]:
-    """Where tools may be served, those of the environment before those of its screen."""
-    if lease is not None:
-        return [lease.mcp_url]
-    aggregator = f"{root}api/v1/mcp"
-    return [aggregator] if modality == "computer_use" else [f"{root}mcp", aggregator]
 
 
 def _maybe_ended(error: BackendError) -> bool:

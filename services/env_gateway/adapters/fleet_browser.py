@@ -58,6 +58,17 @@ class Browsers:
             if error.status != 404:
                 raise
 
+    async def ended(self, lease_id: str, timeout_s: float) -> str | None:
+        """Why a browser is certainly gone; None when it runs, or nobody can say."""
+        path = f"{_PATH}/{quote(lease_id, safe='')}"
+        try:
+            await self._api.control("GET", path, timeout_s=timeout_s, base=self._base)
+        except FleetError as error:
+            return f"Fleet has no browser {lease_id}" if error.status == 404 else None
+        except BackendError:
+            return None
+        return None
+
 
 def joined_id(instance_id: str, lease: Lease | None) -> str:
     """What is to be deleted in the end, as one id for the gateway's journal."""

@@ -1,0 +1,63 @@
+"""Which modalities have a screen, where its tool is, and whether it shows anything. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from services.env_gateway.adapters.fleet_browser import Lease
+from services.env_gateway.computer import decoded
+from services.env_gateway.ports import BackendError, CallResult, Media, Part
+
+SCREENSHOT = {"action": "screenshot"}
+SHOWN_FIRST = ("computer_use", "browser_use")
+# A browser that has not drawn its page yet answers with less than this, as one colour compresses.
+_DRAWN_BYTES = 6144
+# The container whose MCP server has the screen.
+_SCREEN_IMAGE = "mcp"
+_SCREEN_IN_IMAGE = ("computer_use", "joint")
+
+
+def image_type(modality: str) -> str | None:
+    return _SCREEN_IMAGE if modality in _SCREEN_IN_IMAGE else None
+
+
+def endpoints(root: str, modality: str, lease: Lease | None) -> Sequence[str]:
+    """Where tools may be served, those of the environment before those of its screen."""
+    if lease is not None:
+        return [lease.mcp_url]
+    aggregator = f"{root}api/v1/mcp"
+    return [aggregator] if modality == "computer_use" else [f"{root}mcp", aggregator]
+
+
+def page_url(body: Mapping[str, Any]) -> str:
+    """Where an instance shows its web pages."""
+    urls = body["urls"]
+    return (urls.get("app") or [urls["root"]])[0]
+
+
+def navigate(url: str) -> dict[str, str]:
+    return {"action": "navigate", "url": url}
+
+
+def checked_page(url: str, result: CallResult) -> None:
+    """Raises BackendError when a browser did not open a page."""
+    if result.is_error:
+        message = f"the browser did not open {url}: {_said(result.parts)}"
+        raise BackendError("no_page", message, delivered=False)
+
+
+def first_picture(result: CallResult, *, in_browser: bool) -> Sequence[Part]:
+    """What a screenshot shows. Raises BackendError when that is nothing (yet)."""
+    parts = [decoded(part) for part in result.parts]
+    sizes = [len(p.data) for p in parts if isinstance(p, Media) and p.mime.startswith("image/")]
+    if result.is_error or not any(sizes):
+        message = f"the first screenshot is no picture: {_said(parts)}"
+        raise BackendError("no_screenshot", message, delivered=False)
+    if in_browser and max(sizes) < _DRAWN_BYTES:
+        message = f"the browser has not drawn its page: a picture of {max(sizes)} bytes"
+        raise BackendError("no_screenshot", message, delivered=False)
+    return parts
+
+
+def _said(parts: Sequence[Part]) -> str:
+    shown = [part.mime if isinstance(part, Media) else part.text[:200] for part in parts]
+    return "; ".join(shown) or "nothing"
