@@ -42,7 +42,7 @@ def table(summary: dict[str, Any], moments: Sequence[str] = ("before", "after"))
         values = (_percent(_pass(each.get("by_env", {}).get(env))) for each in told)
         drawn.add_row(f"  {env}", *values)
     drawn.add_row("greedy", *(_percent(each.get("greedy_pass_at_1")) for each in told))
-    if any("unseen_names" in each for each in told):
+    if any(each.get("unseen_names") is not None for each in told):
         values = (_percent(_pass(each.get("unseen_names"))) for each in told)
         drawn.add_row("names RL never saw", *values)
     return drawn
