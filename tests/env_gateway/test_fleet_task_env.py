@@ -7,9 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Generator, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,17 +16,13 @@ import pytest
 
 from environments.oracle import plan
 from environments.tasks import make_task
-from flotilla.env_gateway.v1 import episode_service_pb2_grpc
-from services.common import rpc
 from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
 from services.env_gateway.clients.connection import GatewayError
 from services.env_gateway.clients.fleet_task_env import FleetTaskEnv, make_fleet_task_env
-from services.env_gateway.gateway import Gateway
 from services.env_gateway.ports import BackendError, CallResult, Execution, Media, Text, Tool
-from services.env_gateway.service import EpisodeService
-from tests.env_gateway.support import VERIFIER, running, until
+from tests.env_gateway.support import VERIFIER, until
+from tests.env_gateway.threaded import TOKEN, Served, served, wait_until
 
-TOKEN = "facade-token-0123456789"
 TASK = {
     "task_key": "task-1",
     "prompt": "Count to one.",
@@ -51,54 +45,33 @@ TOOLS = [
 
 
 @dataclass(slots=True)
-class Served:
-    address: str
-    gateway: Gateway
-    backend: FakeBackend
-    grader: FakeGrader
+class Here:
+    """A gateway, and clients of it."""
+
+    served: Served
 
     def env(self, **keywords: Any) -> FleetTaskEnv:
         task = {**TASK, **keywords.pop("task", {})}
-        return make_fleet_task_env(task, gateway=self.address, token=TOKEN, **keywords)
+        address = self.served.address
+        return make_fleet_task_env(task, gateway=address, token=TOKEN, **keywords)
+
+    @property
+    def backend(self) -> FakeBackend:
+        return self.served.backend
+
+    @property
+    def grader(self) -> FakeGrader:
+        return self.served.grader
 
     def wait_until_closed(self) -> None:
         """Closing goes on in the background."""
-        for _ in range(5000):
-            if not self.backend.running:
-                return
-            threading.Event().wait(0.001)
-        raise TimeoutError("an instance still runs")
-
-
-@contextmanager
-def served(**changes: Any) -> Generator[Served]:
-    """A gateway on a real socket, in a thread of its own: the client may block the test's."""
-    backend, grader = FakeBackend(), FakeGrader()
-    started: Future[tuple[str, Gateway, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
-
-    async def serve() -> None:
-        async with running(backend, grader, **changes) as gateway:
-            server = rpc.server(token=TOKEN)
-            service = EpisodeService(gateway, lambda: None)
-            episode_service_pb2_grpc.add_EpisodeServiceServicer_to_server(service, server)
-            async with rpc.serving(server, "127.0.0.1:0", grace_s=0.1) as at:
-                stop = asyncio.Event()
-                started.set_result((at.address, gateway, asyncio.get_running_loop(), stop))
-                await stop.wait()
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    address, gateway, loop, stop = started.result(5.0)
-    try:
-        yield Served(address, gateway, backend, grader)
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join()
+        wait_until(lambda: not self.backend.running)
 
 
 @pytest.fixture
-def here() -> Iterator[Served]:
-    with served() as here:
+def here() -> Iterator[Here]:
+    with served() as gateway:
+        here = Here(gateway)
         yield here
         here.wait_until_closed()
 
@@ -115,7 +88,7 @@ def observation(step: int, result: Any = None, **changes: Any) -> dict[str, Any]
     return told | changes
 
 
-def test_an_episode_is_told_in_the_recorded_shapes(here: Served) -> None:
+def test_an_episode_is_told_in_the_recorded_shapes(here: Here) -> None:
     with here.env() as env:
         assert env.reset() == observation(0)
         assert env.step({"tool": "add", "params": {"by": 1}}) == (
@@ -135,13 +108,13 @@ def test_an_episode_is_told_in_the_recorded_shapes(here: Served) -> None:
         assert env.final_reward == 1.0
 
 
-async def test_the_methods_without_async_work_inside_an_event_loop(here: Served) -> None:
+async def test_the_methods_without_async_work_inside_an_event_loop(here: Here) -> None:
     with here.env() as env:
         assert env.reset()["step"] == 0
         assert env.step({"tool": "look"})[3]["tool_result"] == 0
 
 
-async def test_the_methods_with_async_do_the_same(here: Served) -> None:
+async def test_the_methods_with_async_do_the_same(here: Here) -> None:
     env = here.env()
     assert await env.reset_async(seed=3) == observation(0)
     step = await env.step_async({"tool": "look", "params": None, "done": True})
@@ -150,7 +123,7 @@ async def test_the_methods_with_async_do_the_same(here: Served) -> None:
     await env.close_async()
 
 
-async def test_many_episodes_of_one_process_share_a_connection(here: Served) -> None:
+async def test_many_episodes_of_one_process_share_a_connection(here: Here) -> None:
     async def episode() -> float | None:
         env = here.env()
         await env.reset_async()
@@ -163,7 +136,7 @@ async def test_many_episodes_of_one_process_share_a_connection(here: Served) -> 
     assert threading.active_count() <= before
 
 
-def test_the_last_step_allowed_ends_the_episode(here: Served) -> None:
+def test_the_last_step_allowed_ends_the_episode(here: Here) -> None:
     with here.env(max_steps=2) as env:
         env.reset()
         assert env.step({"tool": "look"})[2] is False
@@ -171,7 +144,7 @@ def test_the_last_step_allowed_ends_the_episode(here: Served) -> None:
         assert (reward, done, info["done_reason"]) == (1.0, True, "max_steps")
 
 
-def test_an_answer_is_submitted_with_the_grade_and_ends_the_episode(here: Served) -> None:
+def test_an_answer_is_submitted_with_the_grade_and_ends_the_episode(here: Here) -> None:
     task = {"prompt": "Count, then call submit_final_answer."}
     with here.env(task=task) as env:
         offered = [tool["function"]["name"] for tool in env.reset()["tools"]]
@@ -191,7 +164,7 @@ def test_an_answer_is_submitted_with_the_grade_and_ends_the_episode(here: Served
     assert here.grader.seen[-1].arguments == {"final_answer": "42"}
 
 
-def test_what_a_tool_refuses_is_a_result_and_an_error(here: Served) -> None:
+def test_what_a_tool_refuses_is_a_result_and_an_error(here: Here) -> None:
     async def refuse(name: str, arguments: object) -> CallResult:
         return CallResult((Text("no such room"),), is_error=True)
 
@@ -215,7 +188,7 @@ def test_what_a_tool_refuses_is_a_result_and_an_error(here: Served) -> None:
     ],
 )
 def test_a_call_that_is_not_executed_is_an_error_without_a_result_and_the_episode_goes_on(
-    here: Served, action: dict[str, Any], message: str
+    here: Here, action: dict[str, Any], message: str
 ) -> None:
     with here.env() as env:
         env.reset()
@@ -226,7 +199,7 @@ def test_a_call_that_is_not_executed_is_an_error_without_a_result_and_the_episod
         assert env.step({"tool": "add"})[0]["observation"] == 1
 
 
-def test_images_are_openai_parts_with_their_bytes_however_large(here: Served) -> None:
+def test_images_are_openai_parts_with_their_bytes_however_large(here: Here) -> None:
     image = Media(b"\x89PNG" + bytes(200_000), "image/png", b"h" * 32, 200_004)
 
     async def shoot(name: str, arguments: object) -> CallResult:
@@ -243,7 +216,7 @@ def test_images_are_openai_parts_with_their_bytes_however_large(here: Served) ->
 
 
 @pytest.mark.parametrize("shown", [True, False])
-def test_a_task_on_a_screen_begins_with_a_screenshot(here: Served, shown: bool) -> None:
+def test_a_task_on_a_screen_begins_with_a_screenshot(here: Here, shown: bool) -> None:
     screen = Media(b"\x89PNG", "image/png", b"h" * 32, 4)
 
     async def shoot(name: str, arguments: object) -> CallResult:
@@ -271,7 +244,7 @@ def test_a_task_on_a_screen_begins_with_a_screenshot(here: Served, shown: bool) 
     ],
 )
 def test_a_grade_that_is_not_known_is_none(
-    here: Served, execution: Execution, error: str, monkeypatch: pytest.MonkeyPatch
+    here: Here, execution: Execution, error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.env_gateway.verdicts._BASE_S", 0.001)
     here.grader.executions.extend([execution] * 4)
@@ -284,7 +257,7 @@ def test_a_grade_that_is_not_known_is_none(
     assert env.verifier_stdout == (execution.stdout or None)
 
 
-def test_a_task_without_a_verifier_has_no_reward(here: Served) -> None:
+def test_a_task_without_a_verifier_has_no_reward(here: Here) -> None:
     with here.env(task={"verifier_code": None}) as env:
         env.reset()
         assert env.step({"done": True})[1] is None
@@ -293,7 +266,7 @@ def test_a_task_without_a_verifier_has_no_reward(here: Served) -> None:
 
 @pytest.mark.parametrize(("partial", "reward"), [(False, 0.0), (True, 0.75)])
 def test_a_partial_reward_replaces_a_zero_where_it_is_asked_for(
-    here: Served, partial: bool, reward: float
+    here: Here, partial: bool, reward: float
 ) -> None:
     blocks = [("SUCCESS", ["a", "b", "c"]), ("ERROR", ["d"])]
     stdout = "\n".join(
@@ -307,7 +280,7 @@ def test_a_partial_reward_replaces_a_zero_where_it_is_asked_for(
     assert env.verifier_stdout == stdout
 
 
-def test_an_episode_that_was_left_early_is_graded_when_it_is_closed(here: Served) -> None:
+def test_an_episode_that_was_left_early_is_graded_when_it_is_closed(here: Here) -> None:
     env = here.env()
     env.reset()
     env.step({"tool": "add"})
@@ -319,7 +292,7 @@ def test_an_episode_that_was_left_early_is_graded_when_it_is_closed(here: Served
         env.step({"tool": "add"})
 
 
-def test_the_conversation_reaches_verifiers_that_ask_for_it(here: Served) -> None:
+def test_the_conversation_reaches_verifiers_that_ask_for_it(here: Here) -> None:
     code = "def verify(env, conversation=None):\n    return 1\n"
     with here.env(task={"verifier_code": code}) as env:
         env.reset()
@@ -330,7 +303,7 @@ def test_the_conversation_reaches_verifiers_that_ask_for_it(here: Served) -> Non
     assert lines == env.conversation_messages
 
 
-def test_a_reset_begins_anew_on_another_instance(here: Served) -> None:
+def test_a_reset_begins_anew_on_another_instance(here: Here) -> None:
     with here.env() as env:
         env.reset()
         first = set(here.backend.running)
@@ -341,7 +314,7 @@ def test_a_reset_begins_anew_on_another_instance(here: Served) -> None:
         assert env.tool_errors_list == []
 
 
-def test_an_environment_that_cannot_be_had_is_said_so_and_can_be_tried_again(here: Served) -> None:
+def test_an_environment_that_cannot_be_had_is_said_so_and_can_be_tried_again(here: Here) -> None:
     here.backend.fail("provision", BackendError("quota", "all taken", delivered=False, lost=True))
     with here.env() as env:
         with pytest.raises(GatewayError, match="all taken"):
@@ -353,20 +326,18 @@ def test_an_environment_that_cannot_be_had_is_said_so_and_can_be_tried_again(her
     ("task", "message"),
     [({"env_key": "elsewhere"}, "UNKNOWN_ENVIRONMENT"), ({"prompt": ""}, "prompt is missing")],
 )
-def test_a_task_that_is_refused_is_said_so(
-    here: Served, task: dict[str, Any], message: str
-) -> None:
+def test_a_task_that_is_refused_is_said_so(here: Here, task: dict[str, Any], message: str) -> None:
     with here.env(task=task) as env, pytest.raises(GatewayError, match=message):
         env.reset()
 
 
-def test_a_step_before_the_first_reset_is_refused(here: Served) -> None:
+def test_a_step_before_the_first_reset_is_refused(here: Here) -> None:
     with here.env() as env, pytest.raises(RuntimeError, match=r"Call reset\(\) first"):
         env.step({"tool": "look"})
 
 
 def test_leases_are_renewed_while_the_program_is_busy() -> None:
-    with served(lease_ttl_s=0.3) as here, here.env() as env:
+    with served(lease_ttl_s=0.3) as gateway, Here(gateway).env() as env:
         env.reset()
         threading.Event().wait(1.0)
         assert env.step({"tool": "add"})[0]["observation"] == 1
@@ -377,21 +348,22 @@ def test_a_full_queue_is_waited_for() -> None:
         with env:
             env.reset()
 
-    with served(limits={"max_episodes": 1, "max_waiting": 1}) as here:
+    with served(limits={"max_episodes": 1, "max_waiting": 1}) as gateway:
+        here = Here(gateway)
         with here.env() as first:
             first.reset()
             others = [threading.Thread(target=episode, args=(here.env(),)) for _ in range(2)]
             for thread in others:
                 thread.start()
             threading.Event().wait(0.1)
-            assert here.gateway.admission.waiting == 1
+            assert gateway.gateway.admission.waiting == 1
         for thread in others:
             thread.join(5.0)
         here.wait_until_closed()
-        assert here.gateway.opener.created == 3
+        assert gateway.gateway.opener.created == 3
 
 
-async def test_a_reset_that_is_given_up_leaves_nothing_open(here: Served) -> None:
+async def test_a_reset_that_is_given_up_leaves_nothing_open(here: Here) -> None:
     here.backend.delays["list_tools"] = 0.2
     env = here.env()
     resetting = asyncio.create_task(env.reset_async())
@@ -403,7 +375,7 @@ async def test_a_reset_that_is_given_up_leaves_nothing_open(here: Served) -> Non
     here.wait_until_closed()
 
 
-async def test_a_step_that_is_given_up_is_seen_through(here: Served) -> None:
+async def test_a_step_that_is_given_up_is_seen_through(here: Here) -> None:
     here.backend.delays["call"] = 0.1
     env = here.env()
     await env.reset_async()
@@ -414,7 +386,7 @@ async def test_a_step_that_is_given_up_is_seen_through(here: Served) -> None:
     await env.close_async()
 
 
-def test_an_environment_that_is_dropped_is_closed_all_the_same(here: Served) -> None:
+def test_an_environment_that_is_dropped_is_closed_all_the_same(here: Here) -> None:
     env = here.env()
     env.reset()
     assert here.backend.running
@@ -422,11 +394,7 @@ def test_an_environment_that_is_dropped_is_closed_all_the_same(here: Served) -> 
     keep.reset()
     del env
     gc.collect()
-    for _ in range(5000):
-        if len(here.backend.running) == 1:
-            break
-        threading.Event().wait(0.001)
-    assert len(here.backend.running) == 1
+    wait_until(lambda: len(here.backend.running) == 1)
     keep.close()
 
 
@@ -447,11 +415,11 @@ def test_tasks_are_read_from_a_file_in_both_vocabularies(tmp_path: Path) -> None
 
 
 def test_where_the_gateway_is_may_come_from_the_environment(
-    here: Served, monkeypatch: pytest.MonkeyPatch
+    here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ValueError, match="FLOTILLA_GATEWAY"):
         FleetTaskEnv(TASK, "an-api-key")
-    monkeypatch.setenv("FLOTILLA_GATEWAY", here.address)
+    monkeypatch.setenv("FLOTILLA_GATEWAY", here.served.address)
     with pytest.raises(ValueError, match="FLOTILLA_TOKEN"):
         FleetTaskEnv(TASK)
     monkeypatch.setenv("FLOTILLA_TOKEN", TOKEN)
