@@ -67,8 +67,13 @@ def turns(*texts: str) -> Script:
 class FakeEpisode:
     """Answers with `answer(name, arguments_json)` and remembers everything."""
 
-    def __init__(self, answer: Callable[[str, str], ToolResult], grade: Grade) -> None:
-        self.info = EpisodeInfo("e", (TOOL,), FACTS, instance_id="i")
+    def __init__(
+        self,
+        answer: Callable[[str, str], ToolResult],
+        grade: Grade,
+        tools: tuple[Tool, ...] = (TOOL,),
+    ) -> None:
+        self.info = EpisodeInfo("e", tools, FACTS, instance_id="i")
         self.calls: list[tuple[str, str]] = []
         self.grades: list[tuple[str | None, bytes]] = []
         self.closed = False
@@ -94,8 +99,10 @@ class FakeEnvironment:
         grade: Grade = PASSED,
         lost: str = "",
         open_seconds: float = 0.0,
+        tools: tuple[Tool, ...] = (TOOL,),
     ) -> None:
         self._open_seconds = open_seconds
+        self._tools = tools
         self.episodes: list[FakeEpisode] = []
         self._answer = answer
         self._grade = grade
@@ -106,7 +113,7 @@ class FakeEnvironment:
         if self._lost:
             raise EnvironmentLost(self._lost)
         await asyncio.sleep(self._open_seconds)
-        episode = FakeEpisode(self._answer, self._grade)
+        episode = FakeEpisode(self._answer, self._grade, self._tools)
         self.episodes.append(episode)
         try:
             yield episode
