@@ -36,7 +36,6 @@ class Emulator:
         os.environ[_KEY_VARIABLE] = _KEY
 
     def stop(self) -> None:
-        del os.environ[_KEY_VARIABLE]
         with self._process:
             self._process.terminate()
 
