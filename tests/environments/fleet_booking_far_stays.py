@@ -70,7 +70,7 @@ def _(site: Site) -> None:
         hotel for hotel in found if site.policies(hotel)["cancellation_policy_type"] == "Flexible"
     )
     room = site.rooms(hotel, dates, adults=2, children=2)[0]
-    request = "Extra pillows and a room far from the elevator"
+    request = "Extra pillows, far from the elevator"
     site.book(room, dates, 2, children=2, special_requests=request)
 
 
@@ -98,7 +98,7 @@ def _(site: Site) -> None:
         and hotel["average_rating"] > named["average_rating"]
     ]
     room = of_kind(site.rooms((better or [named])[0], dates), "Standard")
-    request = "early check-in if possible; arriving on a red-eye flight"
+    request = "Early check-in after a red-eye flight"
     site.book(room, dates, special_requests=request)
     site.new_list("Tokyo Business Alternatives", [named])
 
@@ -156,7 +156,7 @@ def _(site: Site) -> None:
         check_out_date=dates[1],
         room_id=pool["id"],
         room_count=2,
-        special_requests="Quiet room away from elevator, extra pillows and blankets",
+        special_requests=site.quoted()[0].rstrip("."),
         rooms_close_together=True,
     )
 
@@ -193,7 +193,7 @@ def _(site: Site) -> None:
     ]
     best = max(deals, key=lambda hotel: hotel["total_reviews"])
     suite = of_kind(site.rooms(best, dates, adults=2), "Suite")
-    request = "Anniversary celebration - please arrange champagne and rose petals if possible."
+    request = "Anniversary celebration: champagne, rose petals"
     site.book(suite, dates, 2, special_requests=request)
 
 

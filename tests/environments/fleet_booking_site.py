@@ -1,5 +1,6 @@
 """What the scripted solutions of fleet_booking tasks share: the site as a few short methods."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,8 +26,13 @@ class Solutions(dict[str, Solution]):
 class Site:
     """Tool calls only: what a solution knows, it has read from a result or from its task."""
 
-    def __init__(self, call: Callable[[str, dict[str, Any]], Any]) -> None:
+    def __init__(self, call: Callable[[str, dict[str, Any]], Any], prompt: str) -> None:
         self._call = call
+        self._prompt = prompt
+
+    def quoted(self) -> list[str]:
+        """What the prompt has in quotation marks."""
+        return re.findall('["“]([^"”]+)["”]', self._prompt)
 
     def do(self, tool: str, **arguments: Any) -> Any:
         return self._call(tool, arguments)

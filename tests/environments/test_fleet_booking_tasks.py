@@ -143,7 +143,7 @@ def test_an_untouched_state_fails_with_a_reason_as_fleets_engine_says(
 @each_solved
 def test_a_scripted_solution_passes_in_both_engines(short: str, tmp_path: Path) -> None:
     instance = open_task(TASKS[short])
-    SOLUTIONS[short](Site(instance.call))
+    SOLUTIONS[short](Site(instance.call, TASKS[short]["prompt"]))
     result, printed = grade(TASKS[short], instance)
     if short in DRAWN_REFERENCE:
         assert result == 0
@@ -159,7 +159,7 @@ def test_a_scripted_solution_passes_in_both_engines(short: str, tmp_path: Path) 
 @each_solved
 def test_both_engines_agree_on_what_else_was_changed(short: str, tmp_path: Path) -> None:
     instance = open_task(TASKS[short])
-    site = Site(instance.call)
+    site = Site(instance.call, TASKS[short]["prompt"])
     SOLUTIONS[short](site)
     site.new_list("Not asked for")
     site.do("update_profile", address="1 Wrong Street")

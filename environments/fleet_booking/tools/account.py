@@ -11,6 +11,8 @@ from environments.fleet_booking.tools import text
 from environments.fleet_booking.tools.rows import first, insert, need, select, update, without
 from environments.toolkit import Tool, ToolError, tool, tools_by_name
 
+_LONGEST_CARD_YEARS = 30
+
 CardId = Annotated[int, "id of the saved card"]
 
 
@@ -49,6 +51,9 @@ def update_profile(
     changes = {name: value for name, value in changes.items() if value is not None}
     if not changes:
         raise ToolError("nothing to change: give at least one field")
+    taken = "select 1 from users where email = ? and id != ?"
+    if db.execute(taken, (changes.get("email"), SIGNED_IN)).fetchone():
+        raise ToolError("another account has that e-mail address")
     update(db, "users", SIGNED_IN, changes)
     return get_profile(db)
 
@@ -80,6 +85,8 @@ def add_payment_method(
     """Add a card to pay with."""
     if not 1 <= expiry_month <= 12:
         raise ToolError("expiry_month must be 1 to 12")
+    if not TODAY.year <= expiry_year < TODAY.year + _LONGEST_CARD_YEARS:
+        raise ToolError("expiry_year must have four digits, and the card must not have expired")
     if (expiry_year, expiry_month) < (TODAY.year, TODAY.month):
         raise ToolError("the card has expired")
     digits = [character for character in card_number if character.isdigit()]

@@ -31,7 +31,7 @@ def modify_booking(
     rooms_close_together: Annotated[bool | None, "ask for rooms close to each other"] = None,
     payment_method_id: Annotated[int | None, "pay with this card from now on"] = None,
 ) -> dict[str, Any]:
-    """Change what is given of a booking; a change of stay or rooms is priced anew."""
+    """Change what is given of a booking; another stay or room is priced anew, and settled there."""
     booking = _open_booking(db, booking_id)
     if payment_method_id is not None:
         need(db, "payment_methods", payment_method_id, own=True)

@@ -8,6 +8,8 @@ from environments.app import Row
 from environments.fleet_booking.seed.accounts import SIGNED_IN
 from environments.toolkit import ToolError
 
+MAX_PATTERN = 200
+
 
 def select(db: sqlite3.Connection, sql: str, args: Sequence[Any] = ()) -> list[Row]:
     cursor = db.execute(sql, args)
@@ -39,6 +41,13 @@ def insert(db: sqlite3.Connection, table: str, row: Mapping[str, Any]) -> int:
 def update(db: sqlite3.Connection, table: str, row_id: int, changes: Mapping[str, Any]) -> None:
     marks = ", ".join(f"{column} = ?" for column in changes)
     db.execute(f"update {table} set {marks} where id = ?", (*changes.values(), row_id))
+
+
+def contains(text: str) -> str:
+    """A pattern of `like`. Raises `ToolError` for a text that no name is as long as."""
+    if len(text) > MAX_PATTERN:
+        raise ToolError(f"search for at most {MAX_PATTERN} characters")
+    return f"%{text}%"
 
 
 def without(row: Row, *columns: str) -> Row:

@@ -11,7 +11,7 @@ from environments.app import Row
 from environments.fleet_booking.seed.catalogue import distance_km
 from environments.fleet_booking.seed.world import Place
 from environments.fleet_booking.tools.availability import Party, open_rooms
-from environments.fleet_booking.tools.rows import select
+from environments.fleet_booking.tools.rows import contains, select
 from environments.toolkit import Tool, ToolError, tool, tools_by_name
 
 MAX_PAGE = 50
@@ -97,7 +97,7 @@ def search_locations(
         db,
         """select name, type, city, country, latitude, longitude from locations
            where name like ? order by type, name""",
-        (f"%{name}%",),
+        (contains(name),),
     )
 
 
@@ -134,8 +134,8 @@ def get_price_distribution(
     bucket: Annotated[float, "width of a price range in dollars"] = 50.0,
 ) -> list[dict[str, Any]]:
     """How many hotels around a point have their cheapest free room in each nightly price range."""
-    if bucket <= 0:
-        raise ToolError("bucket must be above 0")
+    if bucket < 1:
+        raise ToolError("bucket must be at least 1")
     party = Party.of(1, 0, 1, check_in_date, check_out_date)
     found = _around(db, latitude, longitude, radius_km, party)
     counts = Counter(math.floor(hotel["lowest_price"] / bucket) for hotel in found)
@@ -158,7 +158,7 @@ def _around(
 
 
 def _located(db: sqlite3.Connection, location: str | None) -> list[Row]:
-    like = f"%{location or ''}%"
+    like = contains(location or "")
     columns = ("city", "country", "neighborhood", "address", "name")
     condition = " or ".join(f"{column} like ?" for column in columns)
     sql = f"select {_SHOWN} from hotels where is_active = 1 and ({condition})"
