@@ -91,6 +91,7 @@ class AppEnvironment(Environment):
         split: str = "",
         index: int | None = None,
     ) -> TaskObservation:
+        self._check_open()
         choice = Choice(data_id, task_key, split, index, seed, data_version)
         episode = Episode(self._env_key, choice)
         self._end_episode()
@@ -105,6 +106,7 @@ class AppEnvironment(Environment):
 
     def step(self, action: Action, timeout_s: float | None = None, **kwargs: Any) -> Observation:
         """Tools finish in milliseconds, so that `timeout_s` is never reached."""
+        self._check_open()
         if isinstance(action, ListToolsAction):
             return self._list_tools()
         if not isinstance(action, CallToolAction):
@@ -157,6 +159,11 @@ class AppEnvironment(Environment):
         self._end_episode()
         self._sessions.active -= self._open
         self._open = False
+
+    def _check_open(self) -> None:
+        # Ending an idle session leaves its WebSocket open, and answered by what was closed.
+        if not self._open:
+            raise RuntimeError("the session was idle for longer than --session-timeout: reconnect")
 
     def _list_tools(self) -> ListToolsObservation:
         episode = self._episode or Episode(self._env_key, Choice(split="train", index=0))

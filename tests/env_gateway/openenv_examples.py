@@ -3,6 +3,7 @@
 Runs under an interpreter that has the package, 0.3 to 0.10, and imports nothing of this repository.
 """
 # pyright: reportMissingImports=false, reportUntypedBaseClass=false
+# pyright: reportUntypedFunctionDecorator=false
 
 import argparse
 import importlib
@@ -23,7 +24,7 @@ from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.mcp_environment import MCPEnvironment
 from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation
 from openenv.core.env_server.types import Action, Observation, State
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 PNG = bytes.fromhex("89504e470d0a1a0a0000000d494844520000000200000003")
 _NAMES = {
@@ -50,6 +51,10 @@ def echo() -> tuple[Any, Any, Any]:
     models = importlib.import_module("echo_env.models")
     module = importlib.import_module("echo_env.server.echo_env_environment")
     return module.EchoEnvironment, models.EchoAction, models.EchoObservation
+
+
+class TicketsObservation(Observation):
+    told: dict[str, Any]
 
 
 class TicketsEnvironment(MCPEnvironment):
@@ -80,7 +85,8 @@ class TicketsEnvironment(MCPEnvironment):
     def reset(self, seed: int | None = None, episode_id: str | None = None, **fields: Any) -> Any:
         self._closed.clear()
         self._state = State(episode_id=episode_id, step_count=0)
-        return Observation(done=False, reward=None, metadata={"seed": seed, **fields})
+        # Version 0.3 keeps metadata to itself.
+        return TicketsObservation(told={"seed": seed, **fields})
 
     def _step_impl(self, action: Any, timeout_s: float | None = None, **_: Any) -> Any:
         raise NotImplementedError
@@ -98,16 +104,12 @@ class TicketsEnvironment(MCPEnvironment):
 
 
 class OddAction(Action):
-    how: str = Field(description="raise, invalid, wait, big, image, fatal or nothing")
+    how: str = Field(description="raise, wait, big, image or nothing")
 
 
 class OddObservation(Observation):
     said: str = ""
     screen: str = ""
-
-
-class _Strict(BaseModel):
-    number: int
 
 
 class OddEnvironment(Environment):
@@ -126,7 +128,7 @@ class OddEnvironment(Environment):
         if action.how == "raise":
             raise RuntimeError("it broke")
         if action.how == "wait":
-            time.sleep(2)
+            time.sleep(1)
         size = 2**20 if action.how == "big" else 4
         screen = "data:image/png;base64," + "iVBORw0KGgo=" if action.how == "image" else ""
         return OddObservation(said="x" * size, screen=screen)

@@ -166,7 +166,8 @@ async def connect(
                 f"{url}/ws",
                 heartbeat=ping_interval_s,
                 max_msg_size=max_message_bytes,
-                timeout=aiohttp.ClientWSTimeout(ws_close=_CLOSE_S),
+                # A dataclass by a decorator of aiohttp's own, which the type checker cannot follow.
+                timeout=aiohttp.ClientWSTimeout(ws_close=_CLOSE_S),  # pyright: ignore[reportCallIssue]
             )
     except TimeoutError:
         message = f"{url} did not open a session in {timeout_s:.1f} s"

@@ -12,7 +12,7 @@ from tests.env_gateway.openenv_servers import announced, cut, example_command, s
 
 
 class Harness:
-    """It rewards messages by their length, up to 1.0 for ten characters."""
+    """It rewards messages by their length: 1.0 for ten characters."""
 
     name = "openenv_example"
     can = frozenset({Can.DIE})
@@ -36,7 +36,7 @@ class Harness:
         return {"key": f"echo-{index}", "prompt": "Say something long.", "env_id": "echo"}
 
     def solution(self, index: int) -> Sequence[Call]:
-        return [("step", {"message": f"long enough: {index}"})]
+        return [("step", {"message": f"message {index:02d}"})]
 
     async def running(self, backend: Backend) -> int:
         return await sessions(self._url, backend)
