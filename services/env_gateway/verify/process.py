@@ -4,11 +4,13 @@ import asyncio
 import base64
 import json
 import os
+import signal
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from services.common.log import get_logger
 from services.env_gateway.ports import BackendError, QueryError, Verification
 from services.env_gateway.verify.protocol import (
     LINE_BYTES,
@@ -22,6 +24,7 @@ from services.env_gateway.verify.protocol import (
     parse,
 )
 
+_LOG = get_logger(__name__)
 _START_S = 30.0
 _END_S = 5.0
 _STDERR_BYTES = 4096
@@ -45,21 +48,27 @@ class InstanceError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`filter` is a seccomp program, to be read from the descriptor in the place of FILTER."""
+    """Two words of `argv` are replaced by descriptors: from FILTER the seccomp program `filter` is
+    read, and to INFO goes bubblewrap's JSON about the first process in the sandbox."""
 
     argv: tuple[str, ...]
-    filter: bytes | None = None
+    filter: bytes = b""
 
 
-FILTER = "{filter}"
+FILTER, INFO = "{filter}", "{info}"
 
 
 class WorkerProcess:
+    """`inside` is a descriptor of the first process in the sandbox, where there is one. All others
+    there end with it, and then bubblewrap, which has waited for it; whereas were bubblewrap to end
+    first, nobody might wait for it in a container without an init."""
+
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None and process.stdout is not None
         self._process = process
         self._stdin = process.stdin
         self._stdout = process.stdout
+        self.inside: int | None = None
         self.jobs = 0
         # From the start of a verifier until it is done; not usable again if that never comes.
         self.busy = False
@@ -67,11 +76,19 @@ class WorkerProcess:
     @classmethod
     async def start(cls, command: Command) -> "WorkerProcess":
         """Returns once the process can take a job. Raises StartError."""
-        process = await _spawn(command)
+        reader, writer = os.pipe()
+        try:
+            process = await _spawn(command, writer)
+        except BaseException:
+            os.close(reader)
+            raise
+        finally:
+            os.close(writer)
         worker = cls(process)
         try:
             async with asyncio.timeout(_START_S):
                 await worker._hear_ready()
+            worker.inside = _first_process(reader) if INFO in command.argv else None
         except (WorkerDiedError, ProtocolError, TimeoutError) as error:
             await worker.kill()
             assert process.stderr is not None
@@ -80,6 +97,8 @@ class WorkerProcess:
         except BaseException:
             await worker.kill()
             raise
+        finally:
+            os.close(reader)
         return worker
 
     @property
@@ -111,15 +130,22 @@ class WorkerProcess:
 
     async def kill(self) -> None:
         """Returns when the process is gone, and with it every other that holds its output."""
-        if self.alive:
-            with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):
+            if self.inside is not None:
+                signal.pidfd_send_signal(self.inside, signal.SIGKILL)
+                os.close(self.inside)
+                self.inside = None
+            elif self.alive:
                 self._process.kill()
         self._stdin.close()
-        await self._process.wait()
-        with suppress(TimeoutError):
+        try:
             async with asyncio.timeout(_END_S):
+                # Read to the end: what is left unread would hide that the end has come.
                 while await self._stdout.read(LINE_BYTES):
                     continue
+                await self._process.wait()
+        except TimeoutError:
+            _LOG.error("verifier_process_lives_on", pid=self._process.pid)
 
     async def _hear_ready(self) -> None:
         if await self._receive(Budget()) != Ready():
@@ -146,29 +172,31 @@ class WorkerProcess:
         return parse(line)
 
 
-async def _spawn(command: Command) -> asyncio.subprocess.Process:
+async def _spawn(command: Command, info: int) -> asyncio.subprocess.Process:
     """The environment is empty; bubblewrap's own would show in /proc."""
-    argv, descriptors = list(command.argv), list[int]()
+    content = _readable(command.filter)
+    words = {FILTER: str(content), INFO: str(info)}
     try:
-        if command.filter is not None:
-            descriptors.append(_readable(command.filter))
-            argv = [str(descriptors[0]) if arg == FILTER else arg for arg in argv]
         return await asyncio.create_subprocess_exec(
-            *argv,
+            *(words.get(arg, arg) for arg in command.argv),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             cwd="/",
             env={},
             limit=LINE_BYTES,
-            pass_fds=descriptors,
+            pass_fds=[int(number) for word, number in words.items() if word in command.argv],
             start_new_session=True,
         )
     except OSError as error:
-        raise StartError(f"{argv[0]} cannot be started: {error}") from error
+        raise StartError(f"{command.argv[0]} cannot be started: {error}") from error
     finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
+        os.close(content)
+
+
+def _first_process(reader: int) -> int:
+    """Bubblewrap tells its number before it starts the worker."""
+    return os.pidfd_open(json.loads(os.read(reader, 4096))["child-pid"])
 
 
 def _readable(content: bytes) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import services
 from services.env_gateway.verify import seccomp
-from services.env_gateway.verify.process import FILTER, Command
+from services.env_gateway.verify.process import FILTER, INFO, Command
 
 _MODULES = Path("services/env_gateway/verify")
 _ROOT = Path(services.__path__[0]).parent
@@ -72,17 +72,20 @@ class Sandbox:
             *(("--seccomp", FILTER) if self._filter else ()),
             *("--", python, *_PYTHON, _INSIDE, *self._limits),
         )
-        argv = self._as_other_user(inner, python) if os.geteuid() == 0 else inner
-        return Command(argv, self._filter)
+        if os.geteuid() == 0:
+            return Command(self._as_other_user(inner, python), self._filter or b"")
+        return Command((inner[0], "--info-fd", INFO, *inner[1:]), self._filter or b"")
 
     def _as_other_user(self, inner: Sequence[str], python: str) -> tuple[str, ...]:
         """Root's processes are exempt from limits on their number, and own files; so the sandbox
         belongs to a user without any. Python may lie where only root can reach it (/root), hence
-        another file system around the sandbox that has the same files in reach."""
+        another file system around the sandbox that has the same files in reach. And a namespace for
+        its processes: a signal at the parent's death does not pass from root to another user."""
         user = str(next(_NEXT_USER))
         setpriv = shutil.which("setpriv") or "setpriv"
         return (
-            *(self._bwrap, "--die-with-parent", "--cap-drop", "ALL"),
+            *(self._bwrap, "--info-fd", INFO, "--die-with-parent", "--unshare-pid"),
+            *("--cap-drop", "ALL"),
             *("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"),
             *_file_system(python, code_at=str(_CODE), tools=(self._bwrap, setpriv)),
             *("--bind", "/proc", "/proc", "--dir", "/tmp", "--chdir", "/"),
