@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import os
 import sqlite3
 import warnings
 from collections.abc import Callable, Sequence
@@ -12,9 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from environments.api import Instance, open_instance
-from environments.fleet_booking.__main__ import for_this_app, is_fleets
-from environments.tasks import load_tasks
+from environments.api import Instance
 from services.env_gateway.grading import find_verifier, parse_checks
 from services.env_gateway.ports import QueryError, Rows, SqlValue, Verification
 from services.env_gateway.tasks import parse_task
@@ -25,44 +22,20 @@ from services.env_gateway.verify.dialect import (
     without_fleet,
 )
 from services.env_gateway.verify.pool import VerifierPool
-from tests.environments.fleet_booking_cards import SOLUTIONS as NEW_CARD
-from tests.environments.fleet_booking_far_stays import SOLUTIONS as FAR_STAYS
-from tests.environments.fleet_booking_lists import SOLUTIONS as LISTS
-from tests.environments.fleet_booking_site import Site
-from tests.environments.fleet_booking_stays import SOLUTIONS as STAYS
-
-VARIABLE = "FLOTILLA_FLEET_BOOKING_TASKS"
-PATH = os.environ.get(VARIABLE, "")
-MISSING = (
-    f"set {VARIABLE} to the path of Fleet's booking tasks (JSON) to run these tests"
-    f"{PATH and f'; there is no file {PATH}'}"
+from tests.environments.fleet_booking_file import (
+    DRAWN_REFERENCE,
+    OTHER_USER,
+    SOLUTIONS,
+    TASKS,
+    Task,
+    needs_tasks,
+    open_task,
 )
-SOLUTIONS = {**LISTS, **STAYS, **FAR_STAYS, **NEW_CARD}
-# Tasks that no tool calls can solve; docs/fleet_booking.md says why.
-OTHER_USER = {"i7ipqa9jhuo", "h4wlcef57y9v"}
-DRAWN_REFERENCE = {"yus7clba4foq", "akyxlzgkg6ex"}
+from tests.environments.fleet_booking_site import Site
 
-Task = dict[str, Any]
-
-
-def short_id(task: Task) -> str:
-    return task["key"].split("_")[1]
-
-
-def read_tasks() -> list[Task]:
-    if not PATH or not Path(PATH).is_file():
-        return []
-    return [for_this_app(task) for task in load_tasks(Path(PATH)) if is_fleets(task)]
-
-
-TASKS = {short_id(task): task for task in read_tasks()}
-pytestmark = pytest.mark.skipif(not TASKS, reason=MISSING)
+pytestmark = needs_tasks
 each_task = pytest.mark.parametrize("short", sorted(TASKS) or ["none"])
 each_solved = pytest.mark.parametrize("short", sorted(SOLUTIONS.keys() & TASKS) or ["none"])
-
-
-def open_task(task: Task) -> Instance:
-    return open_instance(task["env_id"], task["data_id"], task["data_version"])
 
 
 def grade(task: Task, instance: Instance) -> tuple[Any, str]:
