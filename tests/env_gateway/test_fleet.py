@@ -159,6 +159,16 @@ async def test_what_is_no_grade_is_never_zero(
         assert (grade.reward, grade.reason, grade.attempts) == (None, reason, len(outcomes))
 
 
+async def test_a_verifier_that_never_ends_costs_its_time_and_gives_no_grade(
+    emulator: Emulator,
+) -> None:
+    section = {"verifiers": {"attempts": 1, "timeout_s": 1.5}}
+    async with fleet_bench(emulator, section=section) as bench:
+        source = "def verify(env):\n    while True:\n        continue\n"
+        grade = await bench.grade(await open_task(bench, verifier_func=source))
+        assert (grade.reward, grade.reason) == (None, Reason.TIMEOUT), grade
+
+
 async def test_a_proxy_that_fails_while_grading_is_asked_again(emulator: Emulator) -> None:
     async with fleet_bench(emulator) as bench:
         session = await bench.open()

@@ -91,10 +91,11 @@ class FleetInstance:
         self._ended: str | None = None
 
     async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:
+        until = _now() + timeout_s
         async with self._asking(timeout_s):
             tools = await self._tools.list(timeout_s)
             if not self._page_shown:
-                await self._show_page(timeout_s)
+                await self._show_page(_left(until))
         return tools
 
     async def observe(self, *, timeout_s: float) -> Sequence[Part]:
