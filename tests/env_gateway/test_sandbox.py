@@ -26,15 +26,9 @@ from services.env_gateway.grading import judge
 from services.env_gateway.ports import Execution, Rows, Verification
 from services.env_gateway.verify.pool import VerifierPool
 from tests.env_gateway.escapes import acting, exhausting, forgery, reading, results, talking
+from tests.env_gateway.sandboxed import needs_sandbox
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.skipif(
-        shutil.which("bwrap") is None,
-        reason="bubblewrap is not installed: NOTHING was tested of the verifiers' sandbox; "
-        "apt-get install bubblewrap",
-    ),
-]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), needs_sandbox]
 # Also tells the processes of this test run from all others.
 MEMORY = 2**28 + 4096 * random.randrange(2**15)
 CANARY = f"canary-{uuid.uuid4().hex}"

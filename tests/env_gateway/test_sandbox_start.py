@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import os
-import shutil
 import signal
 import struct
 import sys
@@ -19,13 +18,9 @@ from services.env_gateway.verify import sandbox, seccomp
 from services.env_gateway.verify.pool import Spares, VerifierPool
 from services.env_gateway.verify.process import Command, StartError, WorkerProcess
 from services.env_gateway.verify.protocol import ProtocolError, parse
+from tests.env_gateway.sandboxed import needs_sandbox
 from tests.env_gateway.support import until
 
-needs_bubblewrap = pytest.mark.skipif(
-    shutil.which("bwrap") is None,
-    reason="bubblewrap is not installed: the verifiers' sandbox was not tested; "
-    "apt-get install bubblewrap",
-)
 SOURCE = "import os\ndef verify(env):\n    print(os.listdir('/'))\n    return 1\n"
 
 
@@ -83,7 +78,7 @@ async def test_unsafe_verifiers_run_where_there_can_be_no_sandbox(
     assert "etc" in execution.stdout
 
 
-@needs_bubblewrap
+@needs_sandbox
 async def test_where_there_can_be_a_sandbox_unsafe_verifiers_run_in_it_all_the_same() -> None:
     pool = VerifierPool(size=1, memory_bytes=2**28, unsafe=True)
     execution = await pool.execute(UNTRUSTED, timeout_s=20.0)
@@ -206,7 +201,7 @@ asyncio.run(main())
 """
 
 
-@needs_bubblewrap
+@needs_sandbox
 async def test_no_sandbox_outlives_a_gateway_that_is_killed() -> None:
     memory = 2**28 + os.getpid() * 4096
     root = Path(__file__).parents[2]

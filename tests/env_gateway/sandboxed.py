@@ -1,0 +1,30 @@
+"""Marks tests that need a sandbox that works here, not only bubblewrap."""
+
+import asyncio
+
+import pytest
+
+from services.env_gateway.verify.process import StartError, WorkerProcess
+from services.env_gateway.verify.sandbox import Sandbox
+
+
+def _problem() -> str | None:
+    sandbox = Sandbox.find(memory_bytes=2**28, cpu_s=5)
+    if sandbox is None:
+        return "bubblewrap is not installed (apt-get install bubblewrap)"
+    try:
+        asyncio.run(_try(sandbox))
+    except StartError as error:
+        return f"bubblewrap fails here: {error}"
+    return None
+
+
+async def _try(sandbox: Sandbox) -> None:
+    worker = await WorkerProcess.start(sandbox.command())
+    await worker.kill()
+
+
+_PROBLEM = _problem()
+needs_sandbox = pytest.mark.skipif(
+    _PROBLEM is not None, reason=f"NOTHING was tested of the verifiers' sandbox: {_PROBLEM}"
+)
