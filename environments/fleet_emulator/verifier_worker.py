@@ -8,6 +8,7 @@ verifier can leave anything behind for the next, and that one over its limit is 
 
 import base64
 import contextlib
+import inspect
 import io
 import json
 import os
@@ -22,7 +23,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypedDict, cast
 
 import cloudpickle
-from fleet import Fleet
+from fleet import AsyncVerifierFunction, Fleet
 from fleet.client import SyncEnv
 from fleet.instance import client as instance_client
 from fleet.models import InstanceResponse
@@ -100,8 +101,10 @@ def _function(job: Job) -> Callable[..., Any]:
     names = dict(_NAMES)
     exec(compile(job["code"], "<verifier>", "exec"), names)
     function = names.get(job["function"])
-    if isinstance(function, SyncVerifierFunction):
+    if isinstance(function, SyncVerifierFunction | AsyncVerifierFunction):  # it was decorated
         function = function.func
+    if inspect.iscoroutinefunction(function):
+        raise TypeError(f"{job['function']} is async: Fleet executes only plain functions")
     if callable(function):
         return cast(Callable[..., Any], function)
     raise NameError(f"the verifier defines no function {job['function']!r}")
@@ -173,7 +176,7 @@ def _client(base_url: str) -> Fleet:
 
 def main() -> None:
     clients: dict[str, Fleet] = {}
-    results = os.fdopen(os.dup(1), "wb", buffering=0)
+    results = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever else prints does not end up among the results
     for line in sys.stdin.buffer:
         job: Job = json.loads(line)
@@ -181,6 +184,7 @@ def main() -> None:
         if base_url not in clients:
             clients[base_url] = _client(base_url)
         results.write(json.dumps(asdict(execute(job, clients[base_url]))).encode() + b"\n")
+        results.flush()
 
 
 if __name__ == "__main__":

@@ -1,12 +1,16 @@
 """An emulator of Fleet in a process of its own, and the real SDK."""
 
+import base64
 import importlib
 import inspect
+import io
 import json
 import os
+import pickle
 import subprocess
 import sys
 import warnings
+import zipfile
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -26,9 +30,18 @@ ERRORS: tuple[type[Exception], ...] = (
     importlib.import_module("fleet._async.exceptions").FleetError,
 )
 
-__all__ = ["CALL", "ERRORS", "call_tool", "created", "emulating", "sdk", "settled", "solve"]
-
-CALL = {"accept": "application/json, text/event-stream", "authorization": "Bearer anything"}
+__all__ = [
+    "ERRORS",
+    "call_tool",
+    "created",
+    "emulating",
+    "execute",
+    "execution",
+    "rpc",
+    "sdk",
+    "settled",
+    "solve",
+]
 
 
 @contextmanager
@@ -67,16 +80,51 @@ def created(http: httpx.Client, **changes: Any) -> dict[str, Any]:
 def call_tool(
     http: httpx.Client, root: str, name: str, arguments: Any, endpoint: str = "mcp"
 ) -> httpx.Response:
-    message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call"}
-    message |= {"params": {"name": name, "arguments": arguments}}
-    return http.post(f"{root}{endpoint}", json=message, headers=CALL)
+    return rpc(http, f"{root}{endpoint}", "tools/call", {"name": name, "arguments": arguments})
 
 
-def solve(root: str, env_key: str, data_key: str, endpoints: Sequence[str] = ("mcp",)) -> None:
+def rpc(http: httpx.Client, url: str, method: str, params: Any = None) -> httpx.Response:
+    """One exchange with an MCP address."""
+    message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params or {}}
+    headers = {"accept": "application/json, text/event-stream"}
+    return http.post(url, json=message, headers=headers)
+
+
+def solve(
+    root: str, env_key: str, data_key: str, endpoints: Sequence[str] = ("mcp",), key: str = "any"
+) -> None:
     """Make the calls that solve a task, the endpoints taking turns."""
-    with httpx.Client() as http:
+    with httpx.Client(headers={"authorization": f"Bearer {key}"}) as http:
         calls = plan({"env_id": env_key, "data_id": data_key})
         for index, (name, arguments) in enumerate(calls):
             endpoint = endpoints[index % len(endpoints)]
             reply = call_tool(http, root, name, arguments, endpoint)
             assert reply.json()["result"].get("isError") is not True, reply.text
+
+
+def _bundle(code: str) -> str:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as writer:
+        writer.writestr("verifier.py", code)
+    return base64.b64encode(archive.getvalue()).decode()
+
+
+def execution(instance_id: str, code: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """A request to execute `verify` of some code, as the SDK makes it."""
+    env = {"env": instance_id}
+    pickled = pickle.dumps({"args": (None, *args, env), "kwargs": kwargs})
+    return {
+        "key": "k",
+        "sha256": "s",
+        "bundle": _bundle(code),
+        "args": base64.b64encode(pickled).decode(),
+        "args_array": [*args, env],
+        "function_name": "verify",
+    }
+
+
+def execute(http: httpx.Client, instance_id: str, code: str, *args: Any, **kwargs: Any) -> Any:
+    body = execution(instance_id, code, *args, **kwargs)
+    response = http.post("/v1/verifiers/execute", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
