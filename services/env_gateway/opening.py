@@ -26,7 +26,9 @@ _LOG = get_logger(__name__)
 _TTL_MARGIN_S = 120.0
 _BASE_S, _CAP_S = 0.1, 10.0
 _WARMING_CAP_S = 2.0
-_TOOLS_CHARS = 2**19
+# A READY message holds both, and the prompt, and is to be no larger than any other.
+_TOOLS_BYTES = 2**19
+_SHOWN_BYTES = 2**17
 
 T = TypeVar("T")
 
@@ -144,7 +146,7 @@ class Opener:
         )
         if session.screen is not None:
             shown = await session.screen.shown_parts(shown)
-        session.first_observation = session.media.keep(tuple(shown))
+        session.first_observation = session.media.keep(tuple(shown), _SHOWN_BYTES)
 
     def _offer(self, session: Session, tools: Sequence[Tool]) -> None:
         try:
@@ -214,11 +216,12 @@ class _TimeToOpen:
 
 def _check_size(tools: Sequence[Tool]) -> None:
     """All tools go to the worker in one message."""
-    size = sum(len(t.name + t.description + t.input_schema_json) for t in tools)
-    if size > _TOOLS_CHARS:
+    texts = (t.name + t.description + t.input_schema_json for t in tools)
+    size = sum(len(text.encode("utf-8", "replace")) for text in texts)
+    if size > _TOOLS_BYTES:
         raise BackendError(
             "too_large",
-            f"{len(tools)} tools take {size} characters, and no more than {_TOOLS_CHARS} can be "
+            f"{len(tools)} tools take {size} bytes, and no more than {_TOOLS_BYTES} can be "
             "offered; have the server list fewer, or shorten their descriptions and schemas",
             delivered=False,
             invalid=True,

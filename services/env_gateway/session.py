@@ -66,16 +66,18 @@ class MediaStore:
     def get(self, sha256: bytes) -> Media | None:
         return self._media.get(sha256)
 
-    def keep(self, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    def keep(
+        self, parts: tuple[Part, ...], inline_total: int = _INLINE_TOTAL_BYTES
+    ) -> tuple[Part, ...]:
         """Store what is too large to inline, and return the parts as they go on the wire.
 
         A large text becomes media of type text/plain, so that no answer outgrows a message.
         """
         inlined = 0
         result: list[Part] = []
-        for part in parts:
+        for part in map(_sendable, parts):
             size = len(part.data) if isinstance(part, Media) else len(part.text.encode())
-            if size <= INLINE_BYTES and inlined + size <= _INLINE_TOTAL_BYTES:
+            if size <= INLINE_BYTES and inlined + size <= inline_total:
                 inlined += size
                 result.append(part)
             else:
@@ -96,6 +98,13 @@ class MediaStore:
 def as_media(text: Text) -> Media:
     data = text.text.encode()
     return Media(data, "text/plain; charset=utf-8", hashlib.sha256(data).digest(), len(data))
+
+
+def _sendable(part: Part) -> Part:
+    """Environments may say lone surrogates, which no encoding has."""
+    if isinstance(part, Media) or part.text.isascii():
+        return part
+    return Text(part.text.encode("utf-8", "replace").decode())
 
 
 class Session:

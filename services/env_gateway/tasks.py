@@ -18,6 +18,9 @@ SINGLE_TURN = "single_turn"
 MODALITIES = ("tool_use", "computer_use", "browser_use", "joint", SINGLE_TURN)
 _ENV_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _CURRENT_DATE = "CURRENT_DATE"
+# What workers are told of a task travels in one message, with the environment's tools.
+_TOLD = ("prompt", "env_variables")
+_TOLD_BYTES = 2**18
 
 
 class TaskError(ValueError):
@@ -63,7 +66,7 @@ def parse_task(text: str) -> Task:
         variables=variables,
         raw_variables=raw_variables,
     )
-    _refuse_surrogates(task)
+    _check_texts(task)
     return task
 
 
@@ -141,12 +144,16 @@ def _iso_date(value: str) -> str:
         return value
 
 
-def _refuse_surrogates(task: Task) -> None:
+def _check_texts(task: Task) -> None:
     names = ("key", "prompt", "env_version", "data_key", "data_version", "verifier", "current_date")
     texts = [(name, getattr(task, name) or "") for name in names]
     texts += [("env_variables", text) for pair in task.variables.items() for text in pair]
+    told = 0
     for name, text in texts:
         try:
-            text.encode()
+            size = len(text.encode())
         except UnicodeEncodeError:
             raise TaskError(f"{name} holds a lone surrogate, which is not text") from None
+        told += size if name in _TOLD else 0
+    if told > _TOLD_BYTES:
+        raise TaskError(f"{' and '.join(_TOLD)} take {told} bytes, more than {_TOLD_BYTES}")
