@@ -25,7 +25,7 @@ app = typer.Typer(
 env = typer.Typer(
     name="env",
     no_args_is_help=True,
-    help="Looks at the environments of a run.",
+    help="Looks at the environments of a run, and tries one by hand.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(env)
@@ -211,6 +211,24 @@ def env_status(
     from services.launcher.console import env_status as command
 
     _exit(command.env_status(run, runs, address, as_json=as_json))
+
+
+@env.command(name="try", context_settings=OVERRIDES)
+def env_try(
+    context: typer.Context,
+    spec: Annotated[Path, typer.Argument(help="Run spec; its [env_gateway] is what counts.")],
+    tasks: Annotated[Path, typer.Argument(help="Task file.")],
+    key: Annotated[str | None, typer.Option(help="Key of the task (default: the first).")] = None,
+    answer: Annotated[str | None, typer.Option(help="The final answer to grade.")] = None,
+) -> None:
+    """Play one episode by hand: what a policy would see, and what it would earn.
+
+    Tool calls come from standard input, a name and a JSON object a line; at its end the episode is
+    graded. `--env_gateway.backend=...` and the like override the spec. Exit code: 0 graded, 1 not.
+    """
+    from services.launcher.console import env_try as command
+
+    _exit(command.env_try(spec, tasks, key, answer, context.args))
 
 
 def _exit(code: int) -> None:

@@ -1,0 +1,212 @@
+"""`flotilla env try`: one episode of one task by hand, through a gateway started for it."""
+
+import asyncio
+import json
+import os
+import re
+import secrets
+import sys
+import tempfile
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+import grpc
+import grpc.aio
+from rich.console import Console
+
+from flotilla.env_gateway.v1 import episode_service_pb2 as pb
+from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
+from services.common import rpc
+from services.common.arguments import TOKEN_VARIABLE
+from services.launcher.console.commands import fail
+
+_OK, _FAILED = 0, 1
+_START_S = 60.0
+_OPEN_S = 180.0
+_CALL_S = 120.0
+_CALL = re.compile(r"(?P<name>[^\s{]+)\s*(?P<arguments>\{.*\})?\s*", re.DOTALL)
+
+
+class TryError(Exception):
+    """The episode cannot be tried; the message says why."""
+
+
+def env_try(
+    spec: Path, tasks: Path, key: str | None, answer: str | None, overrides: Sequence[str]
+) -> int:
+    """Open an episode, make the calls that standard input names, grade and close it."""
+    console = Console(highlight=False, soft_wrap=True)
+    try:
+        task = load_task(tasks, key)
+        return asyncio.run(_try(spec, task, answer, overrides, console))
+    except TryError as error:
+        return fail(str(error))
+    except grpc.aio.AioRpcError as error:
+        known = rpc.service_error(error)
+        return fail(known.message if known else f"{error.code().name}: {error.details()}")
+
+
+def load_task(path: Path, key: str | None) -> dict[str, Any]:
+    """The task called `key` of a task file, else its first. Raises TryError."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise TryError(f"{path}: {error}") from error
+    tasks = content.get("tasks", [content]) if isinstance(content, dict) else content
+    if not isinstance(tasks, list) or not all(isinstance(task, dict) for task in tasks):
+        raise TryError(f'{path}: expected a task, a list of tasks or {{"tasks": [...]}}')
+    found = [t for t in tasks if key is None or key in (t.get("key"), t.get("task_key"))]
+    if not found:
+        raise TryError(f"{path}: no task {key!r} among {len(tasks)}")
+    return cast("dict[str, Any]", found[0])
+
+
+async def _try(
+    spec: Path, task: dict[str, Any], answer: str | None, overrides: Sequence[str], console: Console
+) -> int:
+    async with (
+        _gateway(spec, overrides) as (address, token),
+        rpc.channel(address, token=token) as channel,
+    ):
+        stub: Any = EpisodeServiceStub(channel)
+        opened = await _open(stub, task, console)
+        try:
+            _show_ready(opened.ready, console)
+            await _calls(stub, opened.episode_id, console)
+            return await _grade(stub, opened.episode_id, answer, console)
+        finally:
+            request = pb.CloseEpisodeRequest(episode_id=opened.episode_id)
+            await stub.CloseEpisode(request, timeout=_CALL_S)
+
+
+@asynccontextmanager
+async def _gateway(spec: Path, overrides: Sequence[str]) -> AsyncGenerator[tuple[str, str]]:
+    """A gateway of our own: its address and token."""
+    token = secrets.token_urlsafe(32)
+    with tempfile.TemporaryDirectory() as folder:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "services.env_gateway", "--config", str(spec)),
+            *("--run-dir", folder, *overrides),
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, TOKEN_VARIABLE: token},
+        )
+        assert process.stderr is not None
+        reading: asyncio.Task[None] | None = None
+        try:
+            async with asyncio.timeout(_START_S):
+                address = await _address(process.stderr)
+            reading = asyncio.create_task(_drain(process.stderr))
+            yield address, token
+        except TimeoutError:
+            raise TryError(f"the gateway did not serve within {_START_S:.0f} s") from None
+        finally:
+            if process.returncode is None:
+                process.terminate()
+            await process.wait()
+            if reading is not None:
+                await reading
+
+
+async def _address(stderr: asyncio.StreamReader) -> str:
+    """Where the gateway says that it serves. Raises TryError with what it said instead."""
+    said: list[str] = []
+    while line := (await stderr.readline()).decode("utf-8", "replace"):
+        said.append(line.rstrip())
+        with suppress(ValueError):
+            message = json.loads(line)
+            if message.get("event") == "serving" and "address" in message:
+                return message["address"]
+    raise TryError("the gateway ended without serving:\n" + "\n".join(said[-20:]))
+
+
+async def _drain(stderr: asyncio.StreamReader) -> None:
+    """Show the gateway's warnings; its other lines are for log files."""
+    while line := (await stderr.readline()).decode("utf-8", "replace"):
+        if '"level": "info"' not in line:
+            print(line.rstrip(), file=sys.stderr)
+
+
+async def _open(stub: Any, task: dict[str, Any], console: Console) -> pb.OpenEpisodeResponse:
+    request = pb.OpenEpisodeRequest(
+        request_id=uuid.uuid4().hex,
+        run_id="try",
+        group_id="try",
+        opening=1,
+        task_json=json.dumps(task),
+        worker_id="flotilla-env-try",
+    )
+    last = pb.OpenEpisodeResponse()
+    async for last in stub.OpenEpisode(request, timeout=_OPEN_S):
+        name = pb.EpisodeState.Name(last.state).removeprefix("EPISODE_STATE_").lower()
+        console.print(f"[dim]{name}[/]")
+    if last.state != pb.EPISODE_STATE_READY:
+        raise TryError(f"the environment could not be had: {last.detail}")
+    return last
+
+
+def _show_ready(ready: pb.EpisodeReady, console: Console) -> None:
+    console.print(f"instance {ready.instance_id}, opened in {ready.open_time.ToTimedelta()}")
+    console.print(f"prompt   {ready.facts.prompt}", markup=False)
+    for part in ready.initial_observation:
+        console.print(f"shows    {_text(part)}", markup=False)
+    for tool in ready.tools:
+        schema = json.loads(tool.input_schema_json or "{}")
+        arguments = ", ".join(schema.get("properties", {}))
+        description = tool.description.splitlines()[:1]
+        console.print(f"tool     {tool.name}({arguments})  {''.join(description)}", markup=False)
+
+
+async def _calls(stub: Any, episode_id: str, console: Console) -> None:
+    if sys.stdin.isatty():
+        console.print('\none call a line, such as  look {"at": "it"}  ; Ctrl-D ends and grades')
+    number = 0
+    while line := await asyncio.to_thread(_read, sys.stdin):
+        match = _CALL.fullmatch(line.strip())
+        if match is None:
+            console.print(f"not a call: {line.strip()}  (a name, then a JSON object)", markup=False)
+            continue
+        request = pb.CallToolRequest(
+            episode_id=episode_id,
+            call_seq=number,
+            name=match["name"],
+            arguments_json=match["arguments"] or "{}",
+        )
+        number += 1
+        answer = await stub.CallTool(request, timeout=_CALL_S)
+        outcome = pb.ToolOutcome.Name(answer.outcome).removeprefix("TOOL_OUTCOME_").lower()
+        console.print(f"{match['name']}: {outcome}", *map(_text, answer.parts), markup=False)
+        if answer.done:
+            return
+
+
+def _read(source: TextIO) -> str:
+    """The next line that is not empty; "" at the end."""
+    while line := source.readline():
+        if line.strip():
+            return line
+    return ""
+
+
+async def _grade(stub: Any, episode_id: str, answer: str | None, console: Console) -> int:
+    header = pb.GradeHeader(episode_id=episode_id, final_answer=answer)
+    grade: pb.GradeResponse = await stub.Grade(iter([pb.GradeRequest(header=header)]), timeout=300)
+    for check in grade.checks_passed:
+        console.print(f"passed   {check}", markup=False)
+    for check in grade.checks_failed:
+        console.print(f"failed   {check}", markup=False)
+    if grade.HasField("reward"):
+        console.print(f"reward   {grade.reward:g}")
+        return _OK
+    reason = pb.NoGradeReason.Name(grade.no_grade.reason).removeprefix("NO_GRADE_REASON_").lower()
+    console.print(f"no grade {reason}: {grade.no_grade.detail}", markup=False)
+    return _FAILED
+
+
+def _text(part: pb.ContentPart) -> str:
+    if part.HasField("text"):
+        return part.text
+    media = part.media
+    return f"[{media.mime}, {media.size_bytes} bytes, {media.width}x{media.height}]"

@@ -1,0 +1,61 @@
+"""`flotilla env try`: the command itself, with a gateway and an environment that are real."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from environments.oracle import plan
+from environments.tasks import make_task
+
+ROOT = Path(__file__).parents[2]
+SPEC = ROOT / "deploy/runs/local.toml"
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tasks") / "tasks.json"
+    made = [make_task("booking", "train", index) for index in range(2)]
+    path.write_text(json.dumps({"tasks": made}))
+    return path
+
+
+def run(*arguments: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "services.launcher.cli", "env", "try", *map(str, arguments)]
+    return subprocess.run(
+        command, input=stdin, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
+    )
+
+
+def test_calls_from_standard_input_are_made_in_order_and_graded(tasks: Path) -> None:
+    task = make_task("booking", "train", 1)
+    calls = [f"{name} {json.dumps(arguments)}" for name, arguments in plan(task)]
+    done = run(
+        *(SPEC, tasks, "--key", task["key"], "--answer", "done", "--env_gateway.backend=embedded"),
+        stdin="\n".join(calls),
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"prompt   {task['prompt']}" in done.stdout
+    assert done.stdout.count(": ok") == len(calls)
+    assert "reward   1\n" in done.stdout
+
+
+def test_what_is_no_call_is_said_and_an_untouched_task_earns_nothing(tasks: Path) -> None:
+    done = run(SPEC, tasks, "--env_gateway.backend=embedded", stdin="what is this?\nfly {}\n")
+    assert "not a call: what is this?" in done.stdout
+    assert "fly: bad_tool" in done.stdout
+    assert "reward   0\n" in done.stdout
+
+
+def test_a_task_that_is_not_there_is_named(tasks: Path) -> None:
+    done = run(SPEC, tasks, "--key", "nobody")
+    assert (done.returncode, "no task 'nobody' among 2" in done.stdout) == (1, True)
+
+
+def test_a_spec_that_is_wrong_is_shown_with_what_is_wrong(tasks: Path) -> None:
+    done = run(SPEC, tasks, "--env_gateway.backend=teleport")
+    assert done.returncode == 1
+    assert "the gateway ended without serving" in done.stdout
+    assert "backend: " in done.stdout and "'embedded'" in done.stdout
