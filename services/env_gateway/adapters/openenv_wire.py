@@ -112,8 +112,8 @@ class Channel:
                 break
             try:
                 self._take(cast("str", message.data))
-            except (ValueError, TypeError, KeyError) as error:
-                self._end_with(f"a message is not of the protocol: {error!r}"[:500])
+            except (ValueError, TypeError) as error:
+                self._end_with(f"a message is not of the protocol: {error}"[:500])
                 return
         error = self.socket.exception()
         code = self.socket.close_code
@@ -123,8 +123,7 @@ class Channel:
             self._end_with(f"the connection closed ({error or code})")
 
     def _take(self, text: str) -> None:
-        message = json.loads(text)
-        kind, data = message["type"], message.get("data") or {}
+        kind, data = _parsed(text)
         waiting = self._answer
         if kind == "error":
             refusal = Refusal(str(data.get("code") or ""), _told(data))
@@ -136,7 +135,7 @@ class Channel:
         elif waiting is None or waiting.done():
             raise ValueError(f"{kind!r} answers nothing that was asked")
         else:
-            waiting.set_result(dict(data))
+            waiting.set_result(data)
 
     def _end_with(self, why: str, kind: str = "lost") -> None:
         message = f"the session has ended: {why}"
@@ -180,6 +179,17 @@ async def connect(
     except (aiohttp.ClientError, ConnectionError) as error:
         raise BackendError("connect", f"{url}: {error}", delivered=False) from error
     return Channel(socket)
+
+
+def _parsed(text: str) -> tuple[str, dict[str, Any]]:
+    """(type, data) of a message. Raises ValueError and TypeError."""
+    message = json.loads(text)
+    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
+        raise TypeError("it has no type")
+    data = message.get("data") or {}
+    if not isinstance(data, dict):
+        raise TypeError(f"the data of {message['type']!r} is no object")
+    return message["type"], cast("dict[str, Any]", data)
 
 
 def _told(data: Mapping[str, Any]) -> str:

@@ -1,0 +1,258 @@
+"""OpenEnv's protocol against servers that keep to it badly."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from services.env_gateway.adapters import openenv_codec as codec
+from services.env_gateway.adapters.openenv_wire import Channel, Refusal, connect
+from services.env_gateway.ports import BackendError, Media, Text
+
+Script = Callable[[web.WebSocketResponse], Awaitable[None]]
+OBSERVATION = {"type": "observation", "data": {"observation": {"n": 1}, "reward": None}}
+
+
+@asynccontextmanager
+async def channel_to(
+    script: Script, *, ping_interval_s: float = 20.0, autoping: bool = True
+) -> AsyncGenerator[Channel]:
+    """A session with a server that does what the script says."""
+
+    async def handle(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse(autoping=autoping)
+        await socket.prepare(request)
+        await script(socket)
+        return socket
+
+    app = web.Application()
+    app.router.add_get("/ws", handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    async with aiohttp.ClientSession() as http:
+        channel = await connect(
+            http,
+            f"http://{host}:{port}",
+            timeout_s=5.0,
+            ping_interval_s=ping_interval_s,
+            max_message_bytes=2**20,
+        )
+        try:
+            yield channel
+        finally:
+            await channel.close(timeout_s=1.0)
+    await runner.cleanup()
+
+
+def answering(*messages: Any) -> Script:
+    """One message for each request, and the end of the session after the last."""
+
+    async def script(socket: web.WebSocketResponse) -> None:
+        for message in messages:
+            if (await socket.receive()).type is not aiohttp.WSMsgType.TEXT:
+                return
+            text = message if isinstance(message, str) else json.dumps(message)
+            await socket.send_str(text)
+
+    return script
+
+
+async def silent(socket: web.WebSocketResponse) -> None:
+    async for _ in socket:
+        continue
+
+
+def refusal(code: str, **data: Any) -> dict[str, Any]:
+    return {"type": "error", "data": {"message": "no", "code": code, **data}}
+
+
+async def failure(channel: Channel, timeout_s: float = 5.0) -> BackendError:
+    with pytest.raises(BackendError) as caught:
+        await channel.request("step", {}, timeout_s=timeout_s)
+    return caught.value
+
+
+async def test_a_request_is_answered_and_the_end_is_known_before_the_next() -> None:
+    async with channel_to(answering(OBSERVATION)) as channel:
+        assert await channel.request("reset", {}, timeout_s=5.0) == OBSERVATION["data"]
+        async with asyncio.timeout(5.0):
+            while channel.open:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        error = await failure(channel)
+        assert (error.lost, error.delivered) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("code", "delivered", "lost", "invalid"),
+    [
+        ("CAPACITY_REACHED", False, False, False),
+        ("FACTORY_ERROR", False, False, False),
+        ("VALIDATION_ERROR", False, False, True),
+        ("UNKNOWN_TYPE", False, False, True),
+        ("EXECUTION_ERROR", None, False, False),
+        ("SESSION_ERROR", None, True, False),
+        ("SOMETHING_NEW", None, False, False),
+    ],
+)
+async def test_what_an_error_of_the_server_means(
+    code: str, delivered: bool | None, lost: bool, invalid: bool
+) -> None:
+    async with channel_to(answering(refusal(code), OBSERVATION)) as channel:
+        error = await failure(channel)
+        assert isinstance(error, Refusal) and error.code == code
+        assert (error.delivered, error.lost, error.invalid) == (delivered, lost, invalid)
+
+
+async def test_a_refusal_before_anything_was_asked_is_the_answer_to_the_first_request() -> None:
+    async def full(socket: web.WebSocketResponse) -> None:
+        await socket.send_json(refusal("CAPACITY_REACHED", active_sessions=1, max_sessions=1))
+
+    async with channel_to(full) as channel:
+        await asyncio.sleep(0.05)
+        error = await failure(channel)
+        assert (error.kind, error.delivered, error.lost) == ("throttled", False, False)
+        assert error.retry_after_s
+
+
+async def test_what_does_not_validate_is_named() -> None:
+    errors = [{"loc": ["how"], "msg": "Field required"}, {"loc": [], "msg": "Bad"}]
+    async with channel_to(answering(refusal("VALIDATION_ERROR", errors=errors))) as channel:
+        assert "how: Field required; arguments: Bad" in str(await failure(channel))
+
+
+@pytest.mark.parametrize("text", ["no JSON", "[]", '{"data": {}}', '{"type": "error", "data": 1}'])
+async def test_an_answer_that_is_not_of_the_protocol_ends_the_session(text: str) -> None:
+    async with channel_to(answering(text, OBSERVATION)) as channel:
+        error = await failure(channel)
+        assert (error.lost, error.delivered) == (True, None)
+        assert "not of the protocol" in str(error)
+
+
+async def test_an_answer_to_nothing_ends_the_session() -> None:
+    async def twice(socket: web.WebSocketResponse) -> None:
+        await answering(OBSERVATION)(socket)
+        await socket.send_json(OBSERVATION)
+        await silent(socket)
+
+    async with channel_to(twice) as channel:
+        await channel.request("step", {}, timeout_s=5.0)
+        await asyncio.sleep(0.05)
+        error = await failure(channel)
+        assert error.lost and "answers nothing that was asked" in str(error)
+
+
+async def test_a_request_that_is_not_answered_costs_its_time_and_the_session() -> None:
+    async with channel_to(silent) as channel:
+        error = await failure(channel, timeout_s=0.05)
+        assert (error.kind, error.delivered, error.lost) == ("timeout", None, False)
+        assert (await failure(channel)).lost
+
+
+async def test_a_connection_that_died_in_silence_is_noticed() -> None:
+    """Nothing comes back from a host that has vanished, not even a refusal."""
+    async with channel_to(silent, ping_interval_s=0.1, autoping=False) as channel:
+        error = await failure(channel)
+        assert (error.lost, error.delivered) == (True, None)
+
+
+async def test_closing_ends_what_is_in_flight() -> None:
+    async with channel_to(silent) as channel:
+        asked = asyncio.create_task(failure(channel))
+        await asyncio.sleep(0.01)
+        await channel.close(timeout_s=0.1)
+        assert (await asked).lost
+
+
+def step(**observation: Any) -> dict[str, Any]:
+    return {"observation": observation, "reward": 0.5, "done": False}
+
+
+@pytest.mark.parametrize("kind", ["timeout", "transport_error"])
+def test_a_tool_that_may_go_on_has_an_unknown_outcome(kind: str) -> None:
+    failed = {"error_type": kind, "message": "gave up"}
+    with pytest.raises(BackendError, match="gave up") as caught:
+        codec.call_result(step(tool_name="t", result=None, error=failed), ())
+    assert caught.value.delivered is None
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ("plain", "plain"),
+        ([1], "[1]"),
+        (None, "null"),
+        ({"structured_content": 1, "content": []}, "1"),
+    ],
+)
+def test_results_are_shown_as_text(result: Any, text: str) -> None:
+    shown = codec.call_result(step(tool_name="t", result=result, error=None), ())
+    assert (shown.parts, shown.reward, shown.is_error) == ((Text(text),), 0.5, False)
+
+
+def test_images_are_known_in_either_spelling_and_as_data_urls() -> None:
+    picture = "iVBORw0KGgo="
+    content = [{"type": "image", "data": picture, "mime_type": "image/png"}]
+    listed = codec.call_result(step(tool_name="t", result={"content": content}, error=None), ())
+    shown = codec.observed(
+        step(a=f"data:image/png;base64,{picture}", b=picture, c="data:image/png;base64,?", d=1),
+        None,
+        ("b",),
+    )
+    assert [type(part) for part in shown] == [Text, Media, Media, Text]
+    pictures = [part for part in (*listed.parts, *shown) if isinstance(part, Media)]
+    assert {part.mime for part in pictures} == {"image/png"}
+    assert len({part.sha256 for part in pictures}) == 1
+    assert shown[0] == Text('{"d": 1}')
+
+
+def test_only_the_fields_that_were_chosen_are_shown() -> None:
+    data = step(prompt="Do it.", secret=1, metadata={})
+    assert codec.observed(data, ["prompt"], ()) == (Text('{"prompt": "Do it."}'),)
+    assert codec.observed(data, [], ()) == ()
+    assert codec.observed(step(metadata={}), None, ()) == ()
+
+
+@pytest.mark.parametrize("reward", [None, "1", float("nan"), float("inf"), [1]])
+def test_what_is_no_finite_number_is_no_reward(reward: Any) -> None:
+    assert codec.reward_of({"reward": reward}) is None
+
+
+def test_an_environment_without_tools_says_why() -> None:
+    data = {"observation": {"tools": []}, "metadata": {"error": "no server"}}
+    with pytest.raises(BackendError, match="lists no tools: no server"):
+        codec.listed_tools(data, ())
+    with pytest.raises(BackendError, match="holds no observation"):
+        codec.listed_tools({"observation": None}, ())
+
+
+@pytest.mark.parametrize(
+    ("action", "calls"),
+    [
+        ({"properties": {"type": {"const": "call_tool"}, "tool_name": {}}}, True),
+        ({"properties": {"type": {"enum": ["list_tools"]}}}, True),
+        ({"properties": {"metadata": {}}}, True),
+        ({"properties": {"message": {"type": "string"}}}, False),
+        ({"properties": {"type": {"type": "string"}}}, False),
+    ],
+)
+def test_a_schema_tells_tool_calls_from_other_actions(action: dict[str, Any], calls: bool) -> None:
+    assert codec.takes_tool_calls(action) is calls
+
+
+def test_the_tool_of_an_action_leaves_out_what_no_policy_writes() -> None:
+    action = {"properties": {"metadata": {}, "message": {}}, "required": ["message"]}
+    tool = codec.step_tool("act", action)
+    assert json.loads(tool.input_schema_json) == {
+        "type": "object",
+        "properties": {"message": {}},
+        "required": ["message"],
+    }
+    assert re.fullmatch(r"\w+\.", tool.description)
