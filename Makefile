@@ -73,8 +73,9 @@ proto: $(VENV)/proto/.installed  ## regenerate gen/ from protos/
 	  $$(find protos -name '*.proto' | sort)
 	@find gen -mindepth 1 -type d -exec touch {}/__init__.py \;
 
-bench: $(STAMP)  ## where the time of a step goes
+bench: $(STAMP)  ## where the time of a step goes, and what a tool call costs
 	$(BIN)/python -m benchmarks.step_time
+	$(BIN)/python -m benchmarks.gateway_call
 
 clean:  ## remove the environments, builds and caches; keeps runs/
 	rm -rf $(VENV) $(OPENENV) build .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,241 @@
+"""What a tool call costs: `python -m benchmarks.gateway_call [--episodes 16]`.
+
+One MCP server (`environments.serve`, a process of its own) answers the same look-up three ways, in
+turns: through a gateway process and the client that rollout workers have; through the official
+`mcp` client with a session for each episode that stays open; and through that client connected anew
+for each call. Counted is CPU time of the client and, where there is one, of the gateway, in all
+their threads; the server's is apart. The last line is one JSON object:
+
+- `gateway_ms`, `persistent_ms`, `reconnect_ms`: CPU milliseconds per call, of all rounds together;
+  `gateway_client_ms` and `gateway_process_ms` are the two parts of the first.
+- `gateway_seconds`, `persistent_seconds`, `reconnect_seconds`: from a call to its answer, medians.
+- `reconnect_ratio`, `persistent_ratio`: how many times dearer than through the gateway.
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+from mcp import Client
+
+from environments.oracle import plan
+from environments.tasks import make_task
+from services.common import rpc
+from services.rollout.adapters.env_gateway import GatewayEnvironment
+from services.rollout.types import AttemptKey, OpenRequest
+
+ROOT = Path(__file__).parents[1]
+ROUNDS = 3
+# Connecting costs so much that fewer calls say as much.
+CALLS_PER_RECONNECT = 5
+TOKEN = "benchmark-token-0123456789"
+TASK = make_task("booking", "train", 0)
+NAME, ARGUMENTS = plan(TASK)[0]
+
+Call = Callable[[], Awaitable[None]]
+
+
+@dataclass
+class Cost:
+    """`others` are processes that work for the client."""
+
+    others: Sequence[int] = ()
+    client_s: float = 0.0
+    others_s: float = 0.0
+    seconds: list[float] = field(default_factory=list[float])
+
+    async def measure(self, calls: Sequence[Call], each: int) -> None:
+        """Make each of `calls` some times in a row, all of them at once."""
+
+        async def repeat(call: Call) -> None:
+            for _ in range(each):
+                started = time.perf_counter()
+                await call()
+                self.seconds.append(time.perf_counter() - started)
+
+        client_s, others_s = time.process_time(), self._others_s()
+        await asyncio.gather(*(repeat(call) for call in calls))
+        self.client_s += time.process_time() - client_s
+        self.others_s += self._others_s() - others_s
+
+    def ms(self, seconds: float) -> float:
+        return 1e3 * seconds / len(self.seconds)
+
+    def _others_s(self) -> float:
+        return sum(map(cpu_s, self.others))
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of all threads of another process, by the clock that Linux keeps for it."""
+    return time.clock_gettime(~pid << 3 | 2)
+
+
+@contextmanager
+def running(
+    command: Sequence[str],
+    *,
+    stdout: int | None = None,
+    stderr: int | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Generator[subprocess.Popen[bytes]]:
+    """A process that ends with the block."""
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr, env=environment
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+@contextmanager
+def mcp_server() -> Generator[str]:
+    command = [sys.executable, "-m", "environments.serve", "--die-with-parent"]
+    with running(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline())["url"]
+
+
+@contextmanager
+def gateway(url: str) -> Generator[tuple[int, str]]:
+    """A gateway over the server: its process, and the address that its log names."""
+    section = {"backend": "mcp", "backends": {"mcp": {"url": url, "instances": True}}}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        policy = {"model": "none", "dtype": "float32", "max_model_len": 1024}
+        spec = {"name": "benchmark", "policy": policy, "env_gateway": section}
+        (folder / "spec.json").write_text(json.dumps(spec))
+        command = [sys.executable, "-m", "services.env_gateway"]
+        command += ["--config", str(folder / "spec.json"), "--run-dir", str(folder / "run")]
+        environment = {**os.environ, "FLOTILLA_TOKEN": TOKEN}
+        with running(command, stderr=subprocess.PIPE, environment=environment) as process:
+            yield process.pid, _address(process)
+
+
+def _address(process: subprocess.Popen[bytes]) -> str:
+    assert process.stderr is not None
+    for line in process.stderr:
+        message = json.loads(line)
+        if message.get("event") == "serving":
+            return message["address"]
+    raise RuntimeError("the gateway ended before it served")
+
+
+@asynccontextmanager
+async def gateway_calls(address: str, episodes: int) -> AsyncGenerator[list[Call]]:
+    async with AsyncExitStack() as stack:
+        channel = await stack.enter_async_context(rpc.channel(address, token=TOKEN))
+        environment = GatewayEnvironment(
+            channel, run_id="benchmark", worker_id="benchmark", renew_interval_s=15.0
+        )
+        renewing = asyncio.create_task(environment.keep_renewing())
+        stack.callback(renewing.cancel)
+        yield [
+            await _gateway_call(stack, environment, attempt, episodes)
+            for attempt in range(episodes)
+        ]
+
+
+async def _gateway_call(
+    stack: AsyncExitStack, environment: GatewayEnvironment, attempt: int, episodes: int
+) -> Call:
+    key = AttemptKey("benchmark", attempt, 0)
+    request = OpenRequest(key, json.dumps(TASK), opening=1, budget_s=600.0)
+    episode = await stack.enter_async_context(environment.open(request))
+    arguments = json.dumps(ARGUMENTS)
+
+    async def call() -> None:
+        result = await episode.call(NAME, arguments, 30.0)
+        assert result.outcome == "ok", result
+
+    return call
+
+
+@asynccontextmanager
+async def instances(url: str, count: int) -> AsyncGenerator[list[str]]:
+    """Addresses of as many environments at the server."""
+    wanted = {"env_key": TASK["env_id"], "data_key": TASK["data_id"], "run_id": "sdk"}
+    async with aiohttp.ClientSession(raise_for_status=True) as http:
+        urls: list[str] = []
+        for _ in range(count):
+            async with http.post(f"{url}/v1/env/instances", json=wanted) as answer:
+                urls.append((await answer.json())["urls"]["root"] + "mcp")
+        yield urls
+        await http.delete(f"{url}/v1/env/instances/batch?run_id=sdk")
+
+
+async def _call(client: Client) -> None:
+    result = await client.call_tool(NAME, ARGUMENTS)
+    assert not result.is_error, result
+
+
+def persistent_call(client: Client) -> Call:
+    return lambda: _call(client)
+
+
+def reconnecting_call(url: str) -> Call:
+    async def call() -> None:
+        async with Client(url) as client:
+            await _call(client)
+
+    return call
+
+
+async def measure(calls: int, episodes: int, url: str, pid: int, address: str) -> dict[str, Cost]:
+    costs = {"gateway": Cost((pid,)), "persistent": Cost(), "reconnect": Cost()}
+    async with AsyncExitStack() as stack:
+        urls = await stack.enter_async_context(instances(url, episodes))
+        clients = [await stack.enter_async_context(Client(one)) for one in urls]
+        ways = {
+            "gateway": await stack.enter_async_context(gateway_calls(address, episodes)),
+            "persistent": [persistent_call(client) for client in clients],
+            "reconnect": [reconnecting_call(one) for one in urls],
+        }
+        each = {"gateway": calls, "persistent": calls, "reconnect": calls // CALLS_PER_RECONNECT}
+        for way, made in ways.items():
+            await Cost().measure(made, max(5, each[way] // 10))
+        for number in range(ROUNDS):
+            for way, cost in costs.items():
+                await cost.measure(ways[way], each[way])
+            print(f"round {number + 1} of {ROUNDS}", file=sys.stderr)
+    return costs
+
+
+def figures(costs: dict[str, Cost]) -> dict[str, float]:
+    total = {way: cost.ms(cost.client_s + cost.others_s) for way, cost in costs.items()}
+    return {
+        **{f"{way}_ms": ms for way, ms in total.items()},
+        "gateway_client_ms": costs["gateway"].ms(costs["gateway"].client_s),
+        "gateway_process_ms": costs["gateway"].ms(costs["gateway"].others_s),
+        **{f"{way}_seconds": statistics.median(cost.seconds) for way, cost in costs.items()},
+        **{f"{way}_ratio": total[way] / total["gateway"] for way in ("reconnect", "persistent")},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What a tool call costs.")
+    parser.add_argument("--calls", type=int, default=60, help="calls of an episode in a round")
+    parser.add_argument("--episodes", type=int, default=16, help="episodes at once")
+    given = parser.parse_args()
+    if given.calls < CALLS_PER_RECONNECT or given.episodes < 1:
+        parser.error(f"--calls must be at least {CALLS_PER_RECONNECT}, --episodes at least 1")
+    logging.disable(logging.INFO)
+    with mcp_server() as url, gateway(url) as (pid, address):
+        costs = asyncio.run(measure(given.calls, given.episodes, url, pid, address))
+    print(json.dumps({name: round(value, 4) for name, value in figures(costs).items()}))
+
+
+if __name__ == "__main__":
+    main()
