@@ -23,7 +23,7 @@ from services.launcher.console.commands import NoRunError, fail, find
 from services.launcher.runs import GATEWAY
 
 _OK = 0
-_CALL_S = 10.0
+_CALL_S = 5.0
 _ENVIRONMENTS = (
     *("ENV", "BACKEND", "EPISODES", "LIMIT", "CALLS", "ERRORS", "GRADES", "NO GRADE"),
     *("TAINTED", "EXPIRED", "BREAKER"),
