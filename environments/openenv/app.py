@@ -167,11 +167,21 @@ class AppEnvironment(Environment):
 
     def _list_tools(self) -> ListToolsObservation:
         episode = self._episode or Episode(self._env_key, Choice(split="train", index=0))
+        specs = episode.tools()
         tools = [
             Tool(name=spec.name, description=spec.description, input_schema=spec.parameters)
-            for spec in episode.tools()
+            for spec in specs
         ]
-        return ListToolsObservation(tools=tools)
+        # OpenEnv's tools have no place for MCP's hints of how they behave.
+        hints = {
+            spec.name: {
+                "readOnlyHint": spec.read_only,
+                "idempotentHint": spec.idempotent,
+                "destructiveHint": spec.destructive,
+            }
+            for spec in specs
+        }
+        return ListToolsObservation(tools=tools, metadata={"annotations": hints})
 
     def _end_episode(self) -> None:
         if self._episode is not None:

@@ -36,13 +36,13 @@ def step_tool(name: str, action: Mapping[str, Any]) -> Tool:
 
 def listed_tools(data: Mapping[str, Any], read_only: Collection[str]) -> list[Tool]:
     """Raises BackendError when there is none, saying what the server says of it."""
-    observation = _observation(data)
-    items = cast("Sequence[Mapping[str, Any]]", observation.get("tools") or ())
+    items = cast("Sequence[Mapping[str, Any]]", _observation(data).get("tools") or ())
+    metadata = _metadata(data)
     if not items:
-        metadata = observation.get("metadata") or data.get("metadata") or {}
         detail = metadata.get("error") or "it has none"
         raise BackendError("no_tools", f"the environment lists no tools: {detail}", delivered=False)
-    return [_tool(item, read_only) for item in items]
+    hints = cast("Mapping[str, Mapping[str, Any]]", metadata.get("annotations") or {})
+    return [_tool(item, hints.get(item["name"]) or {}, read_only) for item in items]
 
 
 def call_result(data: Mapping[str, Any], image_fields: Collection[str]) -> CallResult:
@@ -88,8 +88,7 @@ def reward_of(data: Mapping[str, Any]) -> float | None:
 
 def printed(data: Mapping[str, Any]) -> str:
     """What a verifier behind the reward printed, where the environment passes that on."""
-    metadata = data.get("metadata") or _observation(data).get("metadata") or {}
-    return str(metadata.get("stdout") or "")
+    return str(_metadata(data).get("stdout") or "")
 
 
 def _observation(data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -97,6 +96,11 @@ def _observation(data: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(observation, dict):
         raise BackendError("protocol", "an answer holds no observation", delivered=None)
     return cast("Mapping[str, Any]", observation)
+
+
+def _metadata(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Version 0.10 sends it twice, 0.3 not at all."""
+    return data.get("metadata") or _observation(data).get("metadata") or {}
 
 
 def _outcome(
@@ -123,12 +127,16 @@ def _mcp_spelling(item: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**item, "mimeType": item.get("mimeType", item.get("mime_type")), "resource": resource}
 
 
-def _tool(item: Mapping[str, Any], read_only: Collection[str]) -> Tool:
+def _tool(item: Mapping[str, Any], hints: Mapping[str, Any], read_only: Collection[str]) -> Tool:
     # 0.3 on mcp 2.x lists tools without their schemas.
     schema = item.get("input_schema") or item.get("inputSchema") or {"type": "object"}
     name = str(item["name"])
     return Tool(
-        name, str(item.get("description") or ""), json.dumps(schema), read_only=name in read_only
+        name,
+        str(item.get("description") or ""),
+        json.dumps(schema),
+        read_only=name in read_only or hints.get("readOnlyHint") is True,
+        idempotent=hints.get("idempotentHint") is True,
     )
 
 

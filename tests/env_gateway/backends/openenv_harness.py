@@ -28,11 +28,7 @@ class Harness(BookingTasks):
 
     def settings(self) -> Mapping[str, Any]:
         # What `reset` shows is the prompt again.
-        config = {
-            "url": self._url,
-            "first_observation": [],
-            "read_only_tools": ["search_hotels", "find_bookings"],
-        }
+        config = {"url": self._url, "first_observation": []}
         return {"backend": "openenv", "backends": {"openenv": config}}
 
     async def running(self, backend: Backend) -> int:
