@@ -18,11 +18,14 @@ FEATURED = (13340, 10835, 358, 2932, 5351, 6370, 10840, 5352)
 DEALS = (3001, 18288, 3002, 2101, 12792, 17113, 2905, 8259)
 TRENDING = ("Cancun", "Dubai", "Tokyo", "Barcelona", "Paris", "Chicago")
 
-_USUAL_REVIEWS = (
-    Review("Elin Strand", "Would come again", "Very clean, quiet and comfortable room.", 8.5,
-           "2025-11-02"),
-    Review("Marco Neri", "Good location", "Easy to reach, helpful reception.", 8.0, "2025-08-19"),
-)  # fmt: skip
+# Said of every hotel, and of every fourth each; how well, follows from the hotel's own rating.
+_USUAL = ("Elin Strand", "Would come again", "Very clean, quiet and comfortable room.")
+_OTHERS = (
+    ("Marco Neri", "Good location", "Easy to reach, and the reception was helpful."),
+    ("Ama Owusu", "Nice breakfast room", "Fresh coffee and a friendly team."),
+    ("Jonas Weber", "As described", "The room was as in the pictures, the bed was firm."),
+    ("Mei Lin", "Good for a short stay", "Check-in took a minute, everything worked."),
+)
 
 
 def tables(hotels: Iterable[Hotel]) -> dict[str, list[Row]]:
@@ -222,13 +225,18 @@ def _attractions(hotel: Hotel) -> Iterable[Row]:
 
 
 def _reviews(hotel: Hotel) -> Iterable[Row]:
-    for review in (*hotel.said, *_USUAL_REVIEWS):
+    other = _OTHERS[hotel.id % len(_OTHERS)]
+    usual = (
+        Review(*_USUAL, min(10.0, hotel.rating + 0.3), f"2025-11-{1 + hotel.id % 18:02d}"),
+        Review(*other, max(1.0, hotel.rating - 0.3), f"2025-08-{1 + hotel.id % 28:02d}"),
+    )
+    for review in (*hotel.said, *usual):
         yield {
             "hotel_id": hotel.id,
             "reviewer_name": review.name,
             "title": review.title,
             "comment": review.comment,
-            "rating": review.rating,
+            "rating": round(review.rating, 1),
             "stay_date": review.date,
             "created_at": f"{review.date} 20:00:00",
         }
