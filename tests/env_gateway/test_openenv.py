@@ -13,6 +13,10 @@ from typing import Any
 
 import pytest
 
+from environments.api import ENV_KEYS, open_instance
+from environments.oracle import plan
+from environments.tasks import make_task
+from environments.verdict import run_verifier
 from services.env_gateway.adapters.openenv import OpenEnvBackend, OpenEnvInstance, build
 from services.env_gateway.backend_config import OpenEnvConfig
 from services.env_gateway.config import EnvGatewayConfig
@@ -20,12 +24,14 @@ from services.env_gateway.episodes import State
 from services.env_gateway.grading import Reason
 from services.env_gateway.ports import (
     BackendError,
+    CallResult,
     Execution,
     Media,
     Provision,
     QueryError,
     Submission,
     Text,
+    Tool,
 )
 from services.env_gateway.session import Outcome
 from services.env_gateway.tasks import parse_task
@@ -258,18 +264,26 @@ async def test_there_is_no_database_to_ask(odd: str) -> None:
         assert await instance.snapshot("seed", timeout_s=5.0) is None
 
 
-async def test_many_apps_of_one_supervised_server_are_found_by_their_path() -> None:
+async def test_the_apps_of_one_supervised_server_answer_as_they_do_embedded() -> None:
     """With the key that the server was started with, and asks for."""
-    command = (sys.executable, "-m", "environments.serve", "booking", "tracker", "--openenv")
-    config = OpenEnvConfig(command=command, path="/{env_key}")
-    backend = build(config, max_calls=4)
-    names: list[str] = []
-    for env_key in ("booking", "tracker"):
-        task = provision(env_id=env_key, key=f"{env_key}-train-000001")
-        instance = await backend.provision(task, timeout_s=20.0)
-        names.append((await instance.list_tools(timeout_s=5.0))[0].name)
+    command = (sys.executable, "-m", "environments.serve", "--openenv")
+    backend = build(OpenEnvConfig(command=command, path="/{env_key}"), max_calls=4)
+    for env_key in ENV_KEYS:
+        raw = make_task(env_key, "train", 1)
+        task = parse_task(json.dumps(raw))
+        instance = await backend.provision(Provision("run.gw.1-1", task, 60.0), timeout_s=20.0)
+        app = open_instance(env_key, task.data_key)
+        assert await instance.list_tools(timeout_s=5.0) == [
+            Tool(x.name, x.description, json.dumps(x.parameters), x.read_only, x.idempotent)
+            for x in app.tools()
+        ]
+        for name, arguments in plan(raw):
+            answer = await instance.call(name, arguments, timeout_s=5.0)
+            assert answer == CallResult((Text(json.dumps(app.call(name, arguments))),))
+        verdict = run_verifier(raw["verifier_func"], app, "")
+        execution = await instance.grade(Submission(task, "", None), timeout_s=5.0)
+        assert execution == Execution(result=1.0, stdout=verdict.stdout)
     await backend.close()
-    assert names == ["search_hotels", "find_issues"]
 
 
 def test_a_task_field_that_does_not_exist_is_refused() -> None:
