@@ -70,7 +70,7 @@ async def send(
     except (aiohttp.ClientError, ConnectionError) as error:
         message = f"{type(error).__name__}: {error}"
         raise BackendError("connection", message, delivered=None, unreachable=True) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BackendError(
             "protocol", f"the answer is not JSON: {error}", delivered=None
         ) from error
@@ -92,13 +92,18 @@ def _check_size(size: int, max_bytes: int) -> None:
 
 
 async def _read_sse(answer: aiohttp.ClientResponse, message_id: int | None, max_bytes: int) -> Any:
-    rest = b""
+    # Of a line that has not ended yet: put together once, for it may be a whole picture.
+    rest: list[bytes] = []
     data: list[bytes] = []
     size = 0
     async for chunk in answer.content.iter_any():
         size += len(chunk)
         _check_size(size, max_bytes)
-        *lines, rest = (rest + chunk).split(b"\n")
+        *lines, last = chunk.split(b"\n")
+        if lines:
+            lines[0] = b"".join((*rest, lines[0]))
+            rest.clear()
+        rest.append(last)
         for line in lines:
             if message := _sse_line(line.rstrip(b"\r"), data, message_id):
                 return message

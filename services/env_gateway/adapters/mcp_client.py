@@ -17,7 +17,7 @@ from services.env_gateway.adapters.mcp_wire import (
     PROTOCOL_VERSION,
     call_result,
     result_of,
-    tool_of,
+    tools_of,
 )
 from services.env_gateway.ports import BackendError, CallResult, Tool
 
@@ -66,13 +66,16 @@ class McpSession:
     async def list_tools(self, timeout_s: float) -> list[Tool]:
         tools: list[Tool] = []
         cursor: str | None = None
-        while True:
+        until = asyncio.get_running_loop().time() + timeout_s
+        while (left_s := until - asyncio.get_running_loop().time()) > 0:
             params = {"cursor": cursor} if cursor else {}
-            result = await self.request("tools/list", params, timeout_s)
-            tools += [tool_of(item) for item in result.get("tools", [])]
+            result = await self.request("tools/list", params, left_s)
+            tools += tools_of(result)
             cursor = result.get("nextCursor")
             if not cursor:
                 return tools
+        message = f"the list of tools did not end in {timeout_s:.1f} s, nor after {len(tools)}"
+        raise BackendError("timeout", message, delivered=None)
 
     async def call_tool(
         self, name: str, arguments: Mapping[str, Any], timeout_s: float
@@ -121,8 +124,11 @@ class McpSession:
         self, method: str, params: Mapping[str, Any], timeout_s: float
     ) -> tuple[dict[str, Any], Mapping[str, str]]:
         self._next_id += 1
-        request = {"jsonrpc": "2.0", "id": self._next_id, "method": method, "params": params}
+        own_id = self._next_id
+        request = {"jsonrpc": "2.0", "id": own_id, "method": method, "params": params}
         message, headers = await self._send(request, timeout_s)
+        if isinstance(message, dict) and message.get("id") not in (own_id, None):
+            raise BackendError("protocol", f"{method} has another call's answer", delivered=None)
         return result_of(message, method), headers
 
     async def _send(

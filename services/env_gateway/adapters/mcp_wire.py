@@ -3,8 +3,8 @@
 import base64
 import binascii
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
 
 from services.env_gateway.computer import media
 from services.env_gateway.ports import BackendError, CallResult, Part, Text, Tool
@@ -16,35 +16,56 @@ INITIALIZE: Mapping[str, Any] = {
     "clientInfo": {"name": "flotilla-env-gateway", "version": "0.1"},
 }
 INITIALIZED: Mapping[str, Any] = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+T = TypeVar("T")
+
 _NOT_DISPATCHED = {-32700, -32600, -32601, -32602}
 _INVALID_PARAMS = -32602
 
 
 def result_of(message: Any, method: str) -> dict[str, Any]:
     """The result that a message brings. Raises BackendError for an error, or no message at all."""
-    if not isinstance(message, dict):
+    fields = cast("dict[str, Any]", message) if isinstance(message, dict) else {}
+    if not fields.keys() & {"result", "error"} or not isinstance(fields.get("result") or {}, dict):
         raise BackendError("protocol", f"{method} was answered by no message", delivered=None)
-    if error := message.get("error"):
-        code = error.get("code")
+    if error := fields.get("error"):
+        code, told = _understood(method, lambda: (error.get("code"), error.get("message", "")))
         raise BackendError(
             "jsonrpc",
-            f"{code}: {error.get('message', '')}",
+            f"{code}: {told}",
             delivered=False if code in _NOT_DISPATCHED else None,
             invalid=code in _NOT_DISPATCHED,
             bad_arguments=code == _INVALID_PARAMS,
         )
-    return message.get("result") or {}
+    return fields.get("result") or {}
 
 
 def call_result(result: Mapping[str, Any]) -> CallResult:
-    return CallResult(parts_of(result), is_error=bool(result.get("isError")))
+    """Raises BackendError, as all of this does for an answer that is not as MCP has it."""
+    parts = _understood("tools/call", lambda: parts_of(result))
+    return CallResult(parts, is_error=bool(result.get("isError")))
 
 
-def tool_of(item: Mapping[str, Any]) -> Tool:
+def tools_of(result: Mapping[str, Any]) -> list[Tool]:
+    return _understood("tools/list", lambda: [_tool(item) for item in result.get("tools", [])])
+
+
+def tool_of(item: Any) -> Tool:
+    return _understood("tools/list", lambda: _tool(item))
+
+
+def _understood(method: str, read: Callable[[], T]) -> T:
+    try:
+        return read()
+    except (AttributeError, KeyError, TypeError, RecursionError) as error:
+        message = f"the answer to {method} is not as MCP has it: {error!r}"
+        raise BackendError("protocol", message[:500], delivered=None) from error
+
+
+def _tool(item: Mapping[str, Any]) -> Tool:
     hints = item.get("annotations") or {}
     return Tool(
-        name=item["name"],
-        description=item.get("description") or "",
+        name=_text(item["name"]),
+        description=_text(item.get("description") or ""),
         input_schema_json=json.dumps(item.get("inputSchema") or {"type": "object"}),
         read_only=hints.get("readOnlyHint") is True,
         idempotent=hints.get("idempotentHint") is True,
@@ -63,10 +84,16 @@ def _part(item: Mapping[str, Any]) -> Part:
     resource = item.get("resource") or {}
     encoded = item.get("data") or resource.get("blob")
     if encoded is None:
-        return Text(item.get("text") or resource.get("text") or item.get("uri") or "")
-    mime = item.get("mimeType") or resource.get("mimeType") or "application/octet-stream"
+        return Text(_text(item.get("text") or resource.get("text") or item.get("uri") or ""))
+    mime = _text(item.get("mimeType") or resource.get("mimeType") or "application/octet-stream")
     try:
         data = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError, TypeError):
         return Text(f"(a part of type {mime} that is not base64)")
     return media(data, mime)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} where text is expected")
+    return value
