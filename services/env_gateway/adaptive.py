@@ -6,22 +6,20 @@ from collections import deque
 from enum import StrEnum
 
 _FACTOR = 0.7
-# What was in flight when the limit fell fails for the same reason, and is no reason of its own.
-_COOLDOWN_S = 0.5
 
 
 class AdaptiveLimit:
     """How many may be in flight: additive increase, multiplicative decrease (Chiu and Jain, 1989).
 
-    Each success adds 1 / limit, and 1 until the first overload (slow start, RFC 5681), while the
-    limit is in use; an overload multiplies it by 0.7, at most once in half a second.
+    While the limit is in use each success adds 1 / limit, and 1 until the first overload (slow
+    start, RFC 5681). An overload multiplies it by 0.7, but at most once for all that was in flight
+    together: what had begun before the limit fell fails for the same reason.
     """
 
     def __init__(self, *, start: int, ceiling: int) -> None:
         self._limit = float(min(start, ceiling))
         self._ceiling = ceiling
-        self._slow_start = True
-        self._fell_at = float("-inf")
+        self._falls = 0
         self.in_flight = 0
 
     @property
@@ -32,21 +30,22 @@ class AdaptiveLimit:
     def full(self) -> bool:
         return self.in_flight >= self.limit
 
-    def begin(self) -> None:
+    def begin(self) -> int:
+        """Give what this returns to `overloaded`."""
         self.in_flight += 1
+        return self._falls
 
     def succeeded(self) -> None:
         used = 2 * self.in_flight >= self.limit
         self.in_flight -= 1
         if used:
-            step = 1.0 if self._slow_start else 1.0 / self._limit
+            step = 1.0 / self._limit if self._falls else 1.0
             self._limit = min(self._ceiling, self._limit + step)
 
-    def overloaded(self, now: float) -> None:
+    def overloaded(self, begun: int) -> None:
         self.in_flight -= 1
-        if now - self._fell_at >= _COOLDOWN_S:
-            self._slow_start = False
-            self._fell_at = now
+        if begun == self._falls:
+            self._falls += 1
             self._limit = max(1.0, self._limit * _FACTOR)
 
     def ended(self) -> None:

@@ -12,6 +12,9 @@ from services.env_gateway.ports import BackendError
 # Both say that there was too much at once.
 _OVERLOAD = {"throttled", "timeout"}
 
+# What the limit and the breaker gave with a place.
+_Place = tuple[int, int]
+
 
 class NoPlaceError(TimeoutError):
     """The wait for a place was over before there was one."""
@@ -24,7 +27,7 @@ class Gate:
     def __init__(self, limit: AdaptiveLimit, breaker: Breaker | None = None) -> None:
         self._limit = limit
         self._breaker = breaker
-        self._queue: deque[asyncio.Future[int]] = deque()
+        self._queue: deque[asyncio.Future[_Place]] = deque()
         self._reopening: asyncio.TimerHandle | None = None
 
     @property
@@ -37,7 +40,7 @@ class Gate:
 
     @property
     def waiting(self) -> int:
-        return sum(not place.done() for place in self._queue)
+        return sum(not waiter.done() for waiter in self._queue)
 
     @property
     def breaker(self) -> BreakerState:
@@ -47,62 +50,59 @@ class Gate:
     async def passing(self, until: float) -> AsyncGenerator[None]:
         """Wait for a place and hold it; NoPlaceError at `until`. Raises BackendError at once when
         the breaker is open for longer than that."""
-        generation = await self._enter(until)
+        place = await self._enter(until)
         try:
             yield
         except BackendError as error:
-            self._failed(generation, error)
+            self._failed(place, error)
             raise
         except BaseException:
             self._limit.ended()
-            self._leave(generation, failed=None)
+            self._leave(place, failed=None)
             raise
         self._limit.succeeded()
-        self._leave(generation, failed=False)
+        self._leave(place, failed=False)
 
-    async def _enter(self, until: float) -> int:
+    async def _enter(self, until: float) -> _Place:
         now = _now()
-        if now >= until:
-            # Nobody's fault here, and no evidence against the environment.
-            raise NoPlaceError
         if self._breaker is not None and now + self._breaker.blocked_s(now) > until:
             _refuse(self._breaker.blocked_s(now))
         if not self._queue and self._open(now):
             return self._begin(now)
-        place: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._queue.append(place)
+        waiter: asyncio.Future[_Place] = asyncio.get_running_loop().create_future()
+        self._queue.append(waiter)
         self._let_in()
         try:
             async with asyncio.timeout_at(until):
-                return await place
+                return await waiter
         except BaseException as error:
-            if place.done() and not place.cancelled():
+            if waiter.done() and not waiter.cancelled():
                 # The place came in the same moment as the end of the wait.
                 self._limit.ended()
-                self._leave(place.result(), failed=None)
+                self._leave(waiter.result(), failed=None)
             if isinstance(error, TimeoutError):
                 raise NoPlaceError from None
             raise
 
-    def _failed(self, generation: int, error: BackendError) -> None:
+    def _failed(self, place: _Place, error: BackendError) -> None:
         if error.kind in _OVERLOAD:
-            self._limit.overloaded(_now())
+            self._limit.overloaded(place[0])
         else:
             self._limit.ended()
         told = error.invalid or error.bad_arguments or error.lost or error.kind == "throttled"
-        self._leave(generation, failed=None if told else True)
+        self._leave(place, failed=None if told else True)
 
-    def _leave(self, generation: int, *, failed: bool | None) -> None:
+    def _leave(self, place: _Place, *, failed: bool | None) -> None:
         if self._breaker is not None:
-            self._breaker.end(generation, failed=failed, now=_now())
+            self._breaker.end(place[1], failed=failed, now=_now())
         self._let_in()
 
     def _let_in(self) -> None:
         now = _now()
         while self._queue and (self._queue[0].done() or self._open(now)):
-            place = self._queue.popleft()
-            if not place.done():
-                place.set_result(self._begin(now))
+            waiter = self._queue.popleft()
+            if not waiter.done():
+                waiter.set_result(self._begin(now))
         if self._queue and self._breaker is not None and self._reopening is None:
             self._wake_at_reopening(now, self._breaker.blocked_s(now))
 
@@ -118,9 +118,9 @@ class Gate:
     def _open(self, now: float) -> bool:
         return not self._limit.full and (self._breaker is None or self._breaker.allows(now))
 
-    def _begin(self, now: float) -> int:
-        self._limit.begin()
-        return self._breaker.begin(now) if self._breaker is not None else 0
+    def _begin(self, now: float) -> _Place:
+        generation = self._breaker.begin(now) if self._breaker is not None else 0
+        return self._limit.begin(), generation
 
 
 def _refuse(blocked_s: float) -> NoReturn:

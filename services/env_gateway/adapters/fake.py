@@ -84,6 +84,9 @@ class FakeInstance:
     async def snapshot(self, db: str, *, timeout_s: float) -> bytes | None:
         return self._dbs[db].serialize() if self._backend.snapshots else None
 
+    async def alive(self, *, timeout_s: float) -> bool:
+        return self.instance_id in self._backend.running
+
     async def close(self, *, timeout_s: float) -> None:
         await self._backend.step("close")
         self._backend.running.pop(self.instance_id, None)
