@@ -76,14 +76,26 @@ class VerifiersConfig(Model):
     processes, all others in a sandbox of bubblewrap, one process each. Where there can be none they
     are refused, unless `unsafe_local_verifiers` lets them run with all rights of the gateway.
 
-    `timeout_s` bounds one run, and `memory_bytes` its address space."""
+    `timeout_s` bounds one run, and `memory_bytes` its address space.
+
+    `partial`: the share of checks that passed is told as "printed", or as "earned", without those
+    that pass before anything was done (which takes one more run for each task), or "off". With
+    `partial_is_reward` a failing attempt earns that share instead of 0."""
 
     workers: Annotated[int, Field(ge=1, le=64)] = 2
     timeout_s: Seconds = 30.0
     attempts: Annotated[int, Field(ge=1, le=10)] = 4
     memory_bytes: Annotated[int, Field(ge=2**26, le=2**36)] = 2**30
+    partial: Literal["off", "printed", "earned"] = "printed"
+    partial_is_reward: bool = False
     digests: Path = Path("environments/verifiers.sha256")
     unsafe_local_verifiers: bool = False
+
+    @model_validator(mode="after")
+    def _something_to_earn(self) -> "VerifiersConfig":
+        if self.partial_is_reward and self.partial == "off":
+            raise ValueError('partial_is_reward needs partial = "earned" or "printed"')
+        return self
 
 
 class EnvGatewayConfig(Model):

@@ -6,6 +6,7 @@ A grade that is not known is never 0: it would push the policy away from what ma
 import ast
 import math
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import cast
@@ -20,6 +21,7 @@ _ACCUMULATOR = re.compile(
     r">>> (?P<kind>ERROR|SUCCESS)_ACCUMULATOR >>>\n(?P<body>.*?)\n<<< (?P=kind)_ACCUMULATOR <<<",
     re.DOTALL,
 )
+_APP = re.compile(r"^(?P<name>App \S.*?): (?P<passed>[01])[ \t\r]*$", re.MULTILINE)
 _JUDGE_ERROR = re.compile(r"^\s*JUDGE ERROR:(?P<detail>.*)$", re.MULTILINE)
 
 
@@ -66,7 +68,8 @@ def no_grade(reason: Reason, detail: str, *, attempts: int = 0) -> Grade:
 
 
 def judge(execution: Execution, *, attempts: int) -> Grade:
-    """Turn a verifier's run into a grade. A result of None is no grade, never a pass."""
+    """Turn a verifier's run into a grade. A result of None is no grade, never a pass. The partial
+    reward is as printed: checks that pass by themselves count."""
     passed, failed = parse_checks(execution.stdout)
     reason, detail = _failure(execution)
     return Grade(
@@ -89,17 +92,26 @@ def worth_repeating(execution: Execution) -> bool:
 
 
 def parse_checks(stdout: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The checks that a verifier printed as passed and as failed; the last print of each counts."""
+    """The checks that a verifier printed as passed and as failed; the last print of each counts.
+
+    A verifier over several apps prints `App NAME: 0` or `App NAME: 1` for each, and then these are
+    its checks; others print lists of what passed and what failed.
+    """
+    if apps := {match["name"]: match["passed"] == "1" for match in _APP.finditer(stdout)}:
+        return _named(apps, passed=True), _named(apps, passed=False)
     found: dict[str, tuple[str, ...]] = {"SUCCESS": (), "ERROR": ()}
     for match in _ACCUMULATOR.finditer(stdout):
         found[match["kind"]] = _checks(match["body"])
     return found["SUCCESS"], found["ERROR"]
 
 
-def partial_reward(passed: tuple[str, ...], failed: tuple[str, ...]) -> float | None:
-    """Passed checks as a share of all; None when the verifier printed none."""
-    total = len(passed) + len(failed)
-    return len(passed) / total if total else None
+def partial_reward(
+    passed: Collection[str], failed: Collection[str], *, free: Collection[str] = ()
+) -> float | None:
+    """Passed checks as a share of all but the `free` ones; None when there are no others."""
+    earned = sum(check not in free for check in passed)
+    total = earned + sum(check not in free for check in failed)
+    return earned / total if total else None
 
 
 def find_verifier(source: str) -> VerifierFunction:
@@ -122,10 +134,11 @@ def find_verifier(source: str) -> VerifierFunction:
     if isinstance(function, ast.AsyncFunctionDef):
         raise VerifierError(f"the verifier {function.name!r} is async; only plain functions run")
     names = {a.arg for a in [*function.args.args, *function.args.kwonlyargs]}
+    takes_all = function.args.kwarg is not None
     return VerifierFunction(
         function.name,
-        takes_final_answer="final_answer" in names,
-        takes_conversation="conversation" in names,
+        takes_final_answer=takes_all or "final_answer" in names,
+        takes_conversation=takes_all or "conversation" in names,
     )
 
 
@@ -156,6 +169,11 @@ def _is_finite(result: object) -> bool:
         return isinstance(result, bool | int | float) and math.isfinite(result)
     except OverflowError:  # an int that no float can hold
         return False
+
+
+def _named(apps: Mapping[str, bool], *, passed: bool) -> tuple[str, ...]:
+    names = [name[:_CHECK_CHARS] for name, value in apps.items() if value is passed]
+    return tuple(names[:_CHECKS_KEPT])
 
 
 def _checks(body: str) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from services.env_gateway.config import VerifiersConfig
@@ -15,6 +16,7 @@ from services.env_gateway.grading import (
     find_verifier,
     judge,
     no_grade,
+    partial_reward,
     worth_repeating,
 )
 from services.env_gateway.ports import (
@@ -30,8 +32,10 @@ from services.env_gateway.ports import (
 )
 from services.env_gateway.retry import Backoff
 from services.env_gateway.session import Session
+from services.env_gateway.untouched import Untouched
 
 _BASE_S, _CAP_S = 0.2, 5.0
+_MARGIN_S = 0.5
 
 
 def load_digests(path: Path) -> frozenset[str]:
@@ -40,6 +44,10 @@ def load_digests(path: Path) -> frozenset[str]:
         return frozenset()
     lines = path.read_text().splitlines()
     return frozenset(line.split()[0].lower() for line in lines if line.strip())
+
+
+class _NoVerifierError(VerifierError):
+    """There is no source at all."""
 
 
 class VerifierRunner:
@@ -55,6 +63,7 @@ class VerifierRunner:
         self._config = config
         self._grader = grader
         self._digests = digests
+        self._untouched = Untouched()
         self._rng = rng or random.Random()
 
     async def grade(self, session: Session, submission: Submission, timeout_s: float) -> Grade:
@@ -76,15 +85,26 @@ class VerifierRunner:
         first = await self._ask(instance, submission, until)
         if first is not None:
             ask = lambda: self._ask(instance, submission, until)  # noqa: E731
-            return await self._attempts(ask, until, first=first)
-        source = submission.task.verifier
-        if source is None:
-            return no_grade(Reason.NO_VERIFIER, "the task has no verifier")
+            grade = await self._attempts(ask, until, first=first)
+            return await self._with_partial(grade, instance, submission, until)
         try:
-            function = find_verifier(source)
+            verification = self._verification(instance, submission, until)
+        except _NoVerifierError:
+            return no_grade(Reason.NO_VERIFIER, "the task has no verifier")
         except VerifierError as error:
             return no_grade(Reason.EXECUTION_FAILED, str(error))
-        verification = Verification(
+        grade = await self._attempts(lambda: self._execute(verification, until), until)
+        return await self._with_partial(grade, instance, submission, until)
+
+    def _verification(
+        self, instance: Instance, submission: Submission, until: float
+    ) -> Verification:
+        """Raises VerifierError."""
+        source = submission.task.verifier
+        if source is None:
+            raise _NoVerifierError("the task has no verifier")
+        function = find_verifier(source)
+        return Verification(
             source=source,
             function=function.name,
             query=_query(instance, until),
@@ -92,7 +112,38 @@ class VerifierRunner:
             arguments=_arguments(function, submission),
             trusted=hashlib.sha256(source.encode()).hexdigest() in self._digests,
         )
-        return await self._attempts(lambda: self._execute(verification, until), until)
+
+    async def _with_partial(
+        self, grade: Grade, instance: Instance, submission: Submission, until: float
+    ) -> Grade:
+        """The grade with the partial reward that the configuration asks for."""
+        if self._config.partial == "off" or not grade.known:
+            return replace(grade, partial_reward=None)
+        if self._config.partial == "earned" and grade.checks_failed:
+            share = await self._earned(grade, instance, submission, until)
+            grade = replace(grade, partial_reward=share)
+        share = grade.partial_reward
+        if self._config.partial_is_reward and grade.reward == 0 and share is not None and share < 1:
+            return replace(grade, reward=share)
+        return grade
+
+    async def _earned(
+        self, grade: Grade, instance: Instance, submission: Submission, until: float
+    ) -> float | None:
+        try:
+            verification = self._verification(instance, submission, until)
+        except VerifierError:
+            return None
+        free = await self._untouched.passed(
+            submission.task,
+            verification,
+            lambda run: self._execute(run, until),
+            # The grade itself is known, and must not be lost for this.
+            until=until - _MARGIN_S,
+        )
+        if free is None:
+            return None
+        return partial_reward(grade.checks_passed, grade.checks_failed, free=free)
 
     async def _execute(self, verification: Verification, until: float) -> Execution:
         timeout_s = min(self._config.timeout_s, _left(until))

@@ -13,6 +13,7 @@ from services.env_gateway.config import EnvGatewayConfig
 from services.env_gateway.episodes import OpenSpec, State
 from services.env_gateway.gateway import Gateway
 from services.env_gateway.journal import Journal
+from services.env_gateway.ports import Grader
 from services.env_gateway.session import Session
 from services.env_gateway.tasks import parse_task
 from services.env_gateway.verdicts import VerifierRunner
@@ -58,7 +59,7 @@ def config(**changes: Any) -> EnvGatewayConfig:
 @asynccontextmanager
 async def running(
     backend: FakeBackend,
-    grader: FakeGrader | None = None,
+    grader: Grader | None = None,
     *,
     journal: Path | None = None,
     incarnation: str = "gw",

@@ -1,0 +1,74 @@
+"""Which checks of a verifier pass before anything was done: credit for them is no credit."""
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+
+from services.common.log import get_logger
+from services.env_gateway.grading import parse_checks
+from services.env_gateway.ports import Execution, Verification
+from services.env_gateway.tasks import Task
+
+_LOG = get_logger(__name__)
+_KEPT = 4096
+
+Run = Callable[[Verification], Awaitable[Execution]]
+_Key = tuple[bytes, str, str, str, str]
+
+
+@dataclass(slots=True)
+class _Entry:
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    passed: frozenset[str] | None = None
+
+
+class Untouched:
+    """Runs each verifier once on the seed of its data, as if that were the final state."""
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
+
+    async def passed(
+        self, task: Task, verification: Verification, run: Run, *, until: float
+    ) -> frozenset[str] | None:
+        """The checks that pass; None when the verifier could not be run by then, which is not
+        remembered. Attempts at one task wait for the first of them."""
+        entry = self._entry(_key(task, verification))
+        try:
+            async with asyncio.timeout_at(until), entry.lock:
+                if entry.passed is None:
+                    entry.passed = await _measure(verification, run)
+        except TimeoutError:
+            _LOG.warning("untouched_state_not_graded", task=task.key)
+        return entry.passed
+
+    def _entry(self, key: _Key) -> _Entry:
+        entry = self._entries.setdefault(key, _Entry())
+        self._entries.move_to_end(key)
+        if len(self._entries) > _KEPT:
+            self._entries.popitem(last=False)
+        return entry
+
+
+def _key(task: Task, verification: Verification) -> _Key:
+    digest = hashlib.sha256(verification.source.encode()).digest()
+    return digest, task.env_key, task.env_version, task.data_key, task.data_version
+
+
+async def _measure(verification: Verification, run: Run) -> frozenset[str] | None:
+    execution = await run(
+        replace(
+            verification,
+            query=lambda db, sql, args: verification.query("seed", sql, args),
+            snapshot=lambda db: verification.snapshot("seed"),
+            # An answer that was given may pass a check by itself.
+            arguments=dict.fromkeys(verification.arguments, ""),
+        )
+    )
+    if execution.error is not None:
+        _LOG.warning("untouched_state_not_graded", error=execution.error)
+        return None
+    passed, _ = parse_checks(execution.stdout)
+    return frozenset(passed)
