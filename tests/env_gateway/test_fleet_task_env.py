@@ -16,10 +16,13 @@ import pytest
 
 from environments.oracle import plan
 from environments.tasks import make_task
+from services.env_gateway import codec
 from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
 from services.env_gateway.clients.connection import GatewayError
 from services.env_gateway.clients.fleet_task_env import FleetTaskEnv, make_fleet_task_env
+from services.env_gateway.grading import Reason
 from services.env_gateway.ports import BackendError, CallResult, Execution, Media, Text, Tool
+from services.env_gateway.session import Outcome
 from tests.env_gateway.support import VERIFIER, until
 from tests.env_gateway.threaded import TOKEN, Served, served, wait_until
 
@@ -457,3 +460,15 @@ def test_a_program_uses_a_gateway_that_runs_by_itself(
         finally:
             process.terminate()
     assert process.returncode == 0
+
+
+def test_a_gateway_newer_than_the_client_is_understood_as_far_as_it_goes(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(codec._OUTCOMES, Outcome.BAD_TOOL, 99)  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setitem(codec._REASONS, Reason.NO_VERIFIER, 99)  # pyright: ignore[reportPrivateUsage]
+    with here.env(task={"verifier_code": None}) as env:
+        env.reset()
+        assert env.step({"tool": "nowhere"})[3]["tool_error"] == "unknown tool 'nowhere'"
+        assert env.step({"done": True})[1] is None
+    assert (env.verifier_error or "").startswith("unknown no_grade_reason 99")

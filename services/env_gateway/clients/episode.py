@@ -73,7 +73,7 @@ class Episode:
         if ok or response.outcome == pb.TOOL_OUTCOME_TOOL_ERROR:
             return Answer(parts, is_error=not ok, done=response.done)
         told = " ".join(part.text for part in parts if isinstance(part, Text))
-        outcome = pb.ToolOutcome.Name(response.outcome).removeprefix("TOOL_OUTCOME_").lower()
+        outcome = _name(pb.ToolOutcome, response.outcome, "TOOL_OUTCOME_")
         return Answer(failure=told or outcome, done=response.done)
 
     async def grade(
@@ -90,12 +90,12 @@ class Episode:
             response = await self._connection.stub.Grade(requests, timeout=timeout_s + _SLACK_S)
         except grpc.aio.AioRpcError as error:
             raise GatewayError(explain(error)) from error
-        reason = pb.NoGradeReason.Name(response.no_grade.reason).removeprefix("NO_GRADE_REASON_")
+        reason = _name(pb.NoGradeReason, response.no_grade.reason, "NO_GRADE_REASON_")
         known = response.WhichOneof("grade") == "reward"
         return Grade(
             reward=response.reward if known else None,
             partial_reward=response.partial_reward if response.HasField("partial_reward") else None,
-            no_grade="" if known else f"{reason.lower()}: {response.no_grade.detail}",
+            no_grade="" if known else f"{reason}: {response.no_grade.detail}",
             stdout=response.stdout,
         )
 
@@ -130,6 +130,13 @@ class Episode:
         request = pb.FetchMediaRequest(episode_id=self.episode_id, sha256=sha256)
         stream = self._connection.stub.FetchMedia(request, timeout=_FETCH_TIMEOUT_S)
         return b"".join([message.chunk async for message in stream])
+
+
+def _name(enum: Any, value: int, prefix: str) -> str:
+    """A gateway newer than this may say what has no name here."""
+    if value not in enum.values():
+        return f"unknown {prefix.removesuffix('_').lower()} {value}"
+    return enum.Name(value).removeprefix(prefix).lower()
 
 
 def _grade_requests(
