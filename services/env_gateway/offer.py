@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from services.env_gateway.ports import Tool
@@ -19,6 +20,7 @@ SUBMIT_FINAL_ANSWER = Tool(
         }
     ),
 )
+_KEYS = ("type", "properties", "required")
 _SCREEN_ONLY = ("computer_use", "browser_use")
 
 
@@ -29,6 +31,7 @@ class NothingToOfferError(Exception):
 def offered(tools: Sequence[Tool], task: Task) -> dict[str, Tool]:
     """The tools of the task's modality by name, and `submit_final_answer` for a tool_use task
     whose prompt asks for it. Raises NothingToOfferError."""
+    tools = [_ordered(tool) for tool in tools]
     if task.modality in _SCREEN_ONLY:
         chosen = {tool.name: tool for tool in tools if tool.name == COMPUTER}
         if not chosen:
@@ -47,6 +50,18 @@ def offered(tools: Sequence[Tool], task: Task) -> dict[str, Tool]:
             'so by "task_modality": "single_turn"'
         )
     return chosen
+
+
+def _ordered(tool: Tool) -> Tool:
+    """With its schema's keys in one order. To JSON they have none, and servers shuffle them, but
+    the policy reads them as a prompt that must not depend on the way to an environment."""
+    schema = json.loads(tool.input_schema_json)
+    if not isinstance(schema, dict):
+        return tool
+    keys = sorted(schema, key=lambda key: (_KEYS.index(key) if key in _KEYS else len(_KEYS), key))
+    if keys == list(schema):
+        return tool
+    return replace(tool, input_schema_json=json.dumps({key: schema[key] for key in keys}))
 
 
 def is_final_answer(tool: Tool) -> bool:

@@ -1,0 +1,105 @@
+"""The same tasks, played in the same way, embedded, over MCP and through an emulated Fleet."""
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from environments.api import ENV_KEYS, open_instance
+from environments.oracle import plan, play_randomly
+from environments.tasks import make_task
+from services.env_gateway.ports import Text
+from services.env_gateway.session import Session
+from tests.env_gateway.backends.bench import TIMEOUT_S, Bench, opened_bench
+from tests.env_gateway.backends.harness import Call, load_harness
+
+TASKS = [make_task(env_key, "train", index) for index in range(2) for env_key in ENV_KEYS]
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """All that a policy and a learner get to know of an attempt."""
+
+    tools: Sequence[Any]
+    answers: Sequence[Any]
+    reward: float | None
+    passed: Sequence[str]
+    failed: Sequence[str]
+
+
+def solved(task: Mapping[str, Any]) -> list[Call]:
+    return plan(task)
+
+
+def halfway(task: Mapping[str, Any]) -> list[Call]:
+    return plan(task)[:-1]
+
+
+def wandering(task: Mapping[str, Any]) -> list[Call]:
+    """Random calls, many of them refused, and one that no tool can take."""
+    calls: list[Call] = []
+    instance = open_instance(task["env_id"], task["data_id"])
+
+    def call(name: str, arguments: dict[str, Any]) -> Any:
+        calls.append((name, arguments))
+        return instance.call(name, arguments)
+
+    play_randomly(task["prompt"], instance.tools(), call, random.Random(task["key"]), max_calls=9)
+    wrong = instance.tools()[0].name
+    return [*calls, (wrong, {"nonsense": "x"})]
+
+
+PLAYS = (solved, halfway, wandering)
+
+
+async def played(bench: Bench, session: Session, calls: Sequence[Call], answer: str) -> Transcript:
+    answers = [await bench.call(session, call) for call in calls]
+    grade = await bench.gateway.grade(session, answer, None, TIMEOUT_S)
+    tools = session.tools.values()
+    return Transcript(
+        [(t.name, t.description, t.input_schema_json, t.read_only, t.idempotent) for t in tools],
+        [(a.outcome, [p.text if isinstance(p, Text) else p for p in a.parts]) for a in answers],
+        grade.reward,
+        grade.checks_passed,
+        grade.checks_failed,
+    )
+
+
+async def transcripts(way: str) -> list[Transcript]:
+    harness: Any = load_harness(way)
+    harness.task = TASKS.__getitem__
+    harness.start()
+    try:
+        async with opened_bench(harness) as bench:
+            found: list[Transcript] = []
+            for index, task in enumerate(TASKS):
+                for attempt, play in enumerate(PLAYS):
+                    session = await bench.open(len(PLAYS) * index + attempt, task=index)
+                    found.append(await played(bench, session, play(task), "done"))
+                    await bench.close(session)
+            return found
+    finally:
+        harness.stop()
+
+
+@pytest.fixture(scope="module")
+def embedded() -> list[Transcript]:
+    return asyncio.run(transcripts("embedded"))
+
+
+def test_a_solution_passes_and_half_of_one_does_not(embedded: list[Transcript]) -> None:
+    rewards = [transcript.reward for transcript in embedded]
+    assert rewards[0::3] == [1.0] * len(TASKS)
+    assert rewards[1::3] == [0.0] * len(TASKS)
+    assert None not in rewards
+
+
+@pytest.mark.parametrize("way", ["mcp", "fleet"])
+def test_transcripts_and_rewards_do_not_depend_on_the_way(
+    embedded: list[Transcript], way: str
+) -> None:
+    for ours, theirs in zip(embedded, asyncio.run(transcripts(way)), strict=True):
+        assert theirs == ours
