@@ -247,3 +247,25 @@ async def test_a_warm_up_is_polled_and_costs_little_more_than_it_takes(
         started = time.monotonic()
         await bench.open(1)
         assert 0.9 < time.monotonic() - started < 3.5
+
+
+async def test_many_episodes_through_a_bad_proxy_are_never_graded_wrongly_and_leak_nothing(
+    emulator: Emulator,
+) -> None:
+    async def episode(bench: Bench, attempt: int) -> float | None:
+        session = await bench.open(attempt, task=attempt % 3)
+        for call in bench.harness.solution(attempt % 3):
+            answer = await bench.call(session, call)
+            if answer.outcome is not Outcome.OK:
+                assert answer.outcome in (Outcome.OUTCOME_UNKNOWN, Outcome.NOT_EXECUTED)
+                return None
+        return (await bench.grade(session)).reward
+
+    section = {"limits": {"max_creating": 8}, "retry": {"budget_cap": 200}}
+    async with fleet_bench(emulator, section=section) as bench:
+        lost = {"on": ["any"], "rate": 0.05, "reply": reply(502, applied=True)}
+        refused = {"on": ["any"], "rate": 0.05, "reply": reply(429, retry_after=0.05)}
+        await emulator.faults(faults=[lost, refused], seed=7)
+        rewards = await asyncio.gather(*(episode(bench, attempt) for attempt in range(24)))
+        assert set(rewards) <= {1.0, None} and rewards.count(1.0) >= 12
+        assert await emulator.created() == 24
