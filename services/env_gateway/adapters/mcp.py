@@ -7,6 +7,7 @@ from typing import Any
 import aiohttp
 
 from services.env_gateway.adapters import fleet_wire
+from services.env_gateway.adapters.fleet_errors import classified
 from services.env_gateway.adapters.http_client import HttpError, http_session, send
 from services.env_gateway.adapters.mcp_client import McpSession
 from services.env_gateway.adapters.process import Address
@@ -115,6 +116,11 @@ class FleetWireInstance(McpInstance):
         ask = lambda name, sql: self.query(name, sql, (), timeout_s=timeout_s)  # noqa: E731
         return await self._backend.snapshots.get(db, self._state, ask)
 
+    async def alive(self, *, timeout_s: float) -> bool:
+        return self._backend.current(self._generation) and await self._backend.runs(
+            self.instance_id, timeout_s
+        )
+
     async def close(self, *, timeout_s: float) -> None:
         if self._backend.current(self._generation):
             await self._backend.delete(self.instance_id, timeout_s)
@@ -163,6 +169,18 @@ class McpBackend:
         except HttpError as error:
             if error.status != 404:
                 raise
+
+    async def runs(self, instance_id: str, timeout_s: float) -> bool:
+        """Asks the control plane, which may answer where the instance does not."""
+        url = await self._address.url(timeout_s)
+        path = fleet_wire.instance_path(instance_id)
+        try:
+            body = await self.request("GET", f"{url}{path}", timeout_s=timeout_s)
+        except HttpError as error:
+            if error.status != 404:
+                raise
+            return False
+        return body.get("status") not in ("stopped", "error")
 
     async def close(self) -> None:
         await self._http.close()
@@ -223,6 +241,9 @@ class McpBackend:
             )
         except HttpError as error:
             known = fleet_wire.duplicate_of(error.body) if error.status == 409 else None
+            if error.status == 403:
+                # As many instances as may be: a queue, and no matter of rights.
+                raise classified(error) from error
             if known is None:
                 raise
         path = fleet_wire.instance_path(known)
