@@ -31,14 +31,14 @@ def connect(config: ServerConfig, *, where: str) -> tuple[Address, dict[str, str
 
 def _api_key(config: ServerConfig, *, where: str) -> str | None:
     name = config.api_key_env
-    if name is None:
+    if not name:
         return None
     key = os.environ.get(name)
     # A server of ours is given a key of ours.
     if not key and config.command is None:
         raise ConfigError(
             f"{where}.api_key_env names {name}, which is not set in the environment; export it, or "
-            "remove the setting if the server asks for no key"
+            'set this to "" if the server asks for no key'
         )
     return key
 
