@@ -100,6 +100,8 @@ def tools_of(env_key: str) -> Mapping[str, Tool]:
 
 def open_instance(env_key: str, data_id: str, data_version: str = "v1") -> Instance:
     """Open a fresh instance. Raises `ValueError` for an unknown environment, data id or version."""
+    if env_key not in ALL_KEYS:
+        raise ValueError(f"Environment '{env_key}' not found: use one of {', '.join(ALL_KEYS)}")
     if env_key in DATA_APPS:
         data_app = DATA_APPS[env_key]
         of = data_app.scenario(data_id, data_version)

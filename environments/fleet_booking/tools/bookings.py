@@ -7,11 +7,10 @@ from typing import Annotated, Any
 
 from environments.app import Row
 from environments.fleet_booking.clock import NOW, TOKEN_EXPIRES
-from environments.fleet_booking.pricing import CURRENCY, Quote, quote, stay
 from environments.fleet_booking.seed.accounts import SIGNED_IN
 from environments.fleet_booking.tools import text
-from environments.fleet_booking.tools.availability import Party, open_rooms
-from environments.fleet_booking.tools.discount import discount_of
+from environments.fleet_booking.tools.availability import Party
+from environments.fleet_booking.tools.orders import order, priced
 from environments.fleet_booking.tools.rows import insert, need, select, update
 from environments.toolkit import Tool, ToolError, tool, tools_by_name
 
@@ -65,8 +64,8 @@ def preview_booking(
 ) -> dict[str, Any]:
     """What a booking would cost; holds that price for half an hour."""
     party = Party.of(adults, children, room_count, check_in_date, check_out_date)
-    room, price = _priced(db, room_id, party)
-    row = _order(db, room, party, price)
+    room, price = priced(db, room_id, party)
+    row = order(db, room, party, price)
     number = db.execute("select count(*) from order_tokens").fetchone()[0]
     token = hashlib.sha256(f"{number}/{sorted(row.items())}".encode()).hexdigest()[:32]
     held = {**row, "user_id": SIGNED_IN, "token": token, "expires_at": TOKEN_EXPIRES}
@@ -95,7 +94,7 @@ def create_booking(
     if purpose_of_trip not in ("Leisure", "Business"):
         raise ToolError("purpose_of_trip must be Leisure or Business")
     party = Party.of(adults, children, room_count, check_in_date, check_out_date)
-    room, price = _priced(db, room_id, party)
+    room, price = priced(db, room_id, party)
     contact = (
         guest_first_name,
         guest_last_name,
@@ -104,7 +103,7 @@ def create_booking(
         guest_phone_number,
     )
     row = {
-        **_order(db, room, party, price),
+        **order(db, room, party, price),
         **_guest(db, contact),
         **_PENDING,
         "special_requests": special_requests,
@@ -155,32 +154,6 @@ def pay_booking(
         "booking_reference": booking["booking_reference"],
         "transaction_id": insert(db, "transactions", payment),
         "amount": booking["total_price"],
-    }
-
-
-def _priced(db: sqlite3.Connection, room_id: int, party: Party) -> tuple[Row, Quote]:
-    """Raises `ToolError` when the room is not free or too small for the party."""
-    room = need(db, "rooms", room_id)
-    if all(free["id"] != room_id for free in open_rooms(db, party, room["hotel_id"])):
-        raise ToolError(
-            f"room {room_id} is not free for these guests and dates: see check_availability"
-        )
-    nights = stay(party.check_in, party.check_out)
-    return room, quote(room["base_price"], nights, party.rooms, discount_of(db).percentage)
-
-
-def _order(db: sqlite3.Connection, room: Row, party: Party, price: Quote) -> Row:
-    return {
-        "hotel_id": room["hotel_id"],
-        "room_id": room["id"],
-        "check_in_date": party.check_in,
-        "check_out_date": party.check_out,
-        "adults": party.adults,
-        "children": party.children,
-        "room_count": party.rooms,
-        "currency": CURRENCY,
-        "rewards_tier": discount_of(db).tier,
-        **price.columns,
     }
 
 

@@ -6,9 +6,8 @@ from typing import Annotated, Any
 
 from environments.app import Row
 from environments.fleet_booking.clock import NOW, TODAY
-from environments.fleet_booking.pricing import quote, stay
-from environments.fleet_booking.tools.availability import Party, open_rooms
-from environments.fleet_booking.tools.discount import discount_of
+from environments.fleet_booking.tools.availability import Party
+from environments.fleet_booking.tools.orders import priced
 from environments.fleet_booking.tools.rows import first, insert, need, update
 from environments.toolkit import Tool, ToolError, tool, tools_by_name
 
@@ -96,18 +95,14 @@ def _open_booking(db: sqlite3.Connection, booking_id: int) -> Row:
 
 def _priced_anew(db: sqlite3.Connection, wanted: Row) -> Row:
     """The columns that follow from the stay. Raises `ToolError` when there is no room for it."""
-    room = need(db, "rooms", wanted["room_id"])
-    check_in, check_out = wanted["check_in_date"], wanted["check_out_date"]
     party = Party.of(
-        wanted["adults"], wanted["children"], wanted["room_count"], check_in, check_out
+        wanted["adults"],
+        wanted["children"],
+        wanted["room_count"],
+        wanted["check_in_date"],
+        wanted["check_out_date"],
     )
-    free = open_rooms(db, party, room["hotel_id"], except_booking=wanted["id"])
-    if all(found["id"] != room["id"] for found in free):
-        raise ToolError(
-            f"room {room['id']} is not free for these guests and dates: see check_availability"
-        )
-    nights = stay(check_in, check_out)
-    price = quote(room["base_price"], nights, party.rooms, discount_of(db).percentage)
+    room, price = priced(db, wanted["room_id"], party, except_booking=wanted["id"])
     return {"hotel_id": room["hotel_id"], **price.columns}
 
 
