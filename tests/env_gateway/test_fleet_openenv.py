@@ -133,6 +133,7 @@ class ControlPlane:
         app.router.add_post("/v1/env/instances", self._create)
         app.router.add_delete("/v1/env/instances/batch", self._delete)
         app.router.add_get("/v1/env/instances", self._list)
+        app.router.add_get("/v1/env/instances/{instance_id}", self._one)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -157,6 +158,10 @@ class ControlPlane:
     async def _list(self, request: web.Request) -> web.Response:
         tagged = [i for i, tag in self.running.items() if tag == request.query["run_id"]]
         return web.json_response([{"instance_id": i, "status": "running"} for i in tagged])
+
+    async def _one(self, request: web.Request) -> web.Response:
+        known = request.match_info["instance_id"] in self.running
+        return web.json_response({"status": "running"}, status=200 if known else 404)
 
 
 @pytest.fixture
@@ -272,6 +277,17 @@ async def test_a_call_that_is_given_up_ends_the_process(backend: FleetOpenEnvBac
         with pytest.raises(asyncio.CancelledError):
             await calling
         await until(lambda: not psutil.pid_exists(instance.pid))
+
+
+@pytest.mark.parametrize("name", ["fail", "crash"])
+async def test_an_instance_that_has_ended_is_told_from_one_that_fails(
+    backend: FleetOpenEnvBackend, plane: ControlPlane, name: str
+) -> None:
+    async with opened(backend) as instance:
+        plane.running.clear()
+        with pytest.raises(BackendError, match="has no instance") as caught:
+            await instance.call(name, {"message": "failed after 8 attempts"}, timeout_s=5.0)
+        assert (caught.value.delivered, caught.value.lost) == (False, True)
 
 
 async def test_a_process_that_crashes_loses_the_instance_and_its_grade(

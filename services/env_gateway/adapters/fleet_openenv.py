@@ -39,6 +39,7 @@ PATH_VARIABLE = "OPENENV_FORK_PATH"
 _WHERE = "env_gateway.backends.fleet_openenv"
 _PACKAGE = Path("envs") / "fleet_env"
 _CLOSE_S = 5.0
+_CHECK_S = 5.0
 # What Fleet's SDK raises for a request that can never succeed.
 _INVALID = (
     "FleetAuthenticationError",
@@ -107,17 +108,13 @@ class FleetOpenEnvInstance:
     async def call(
         self, name: str, arguments: Mapping[str, Any], *, timeout_s: float
     ) -> CallResult:
-        message = {"op": "step", "tool": name, "params": arguments}
-        answer = _checked(await self._worker.ask(message, timeout_s=timeout_s))
-        info = answer["info"]
-        if "tool_result" in info:
-            error = info.get("tool_error")
-            return CallResult(parts_of(info["tool_result"]), error is not None, done=answer["done"])
-        message = str(info.get("tool_error"))
-        unknown = _NO_SUCH_TOOL in message
-        raise BackendError(
-            "fleet_task_env", message, delivered=False if unknown else None, invalid=unknown
-        )
+        try:
+            return await self._call(name, arguments, timeout_s)
+        except BackendError as error:
+            # FleetTaskEnv does not tell an instance that has ended from one that only fails.
+            if error.delivered is None and (why := await self._ended()):
+                raise BackendError("lost", why, delivered=False, lost=True) from error
+            raise
 
     async def grade(self, submission: Submission, *, timeout_s: float) -> Execution | None:
         lines = (submission.conversation or "").splitlines()
@@ -129,13 +126,14 @@ class FleetOpenEnvInstance:
         try:
             answer = _checked(await self._worker.ask(message, timeout_s=timeout_s))
         except BackendError as error:
-            return Execution(
-                error=str(error), timed_out=error.kind == "timeout", instance_lost=error.lost
-            )
+            timed_out = error.kind == "timeout"
+            return Execution(error=str(error), timed_out=timed_out, instance_lost=error.lost)
         stdout = answer["stdout"] or ""
-        if answer["reward"] is None:
-            return Execution(error=answer["verifier_error"] or "no reward", stdout=stdout)
-        return Execution(result=answer["reward"], stdout=stdout)
+        if answer["reward"] is not None:
+            return Execution(result=answer["reward"], stdout=stdout)
+        why = await self._ended()
+        error = why or answer["verifier_error"] or "no reward"
+        return Execution(error=error, stdout=stdout, instance_lost=why is not None)
 
     async def query(self, db: str, sql: str, args: Sequence[SqlValue], *, timeout_s: float) -> Rows:
         raise QueryError("FleetTaskEnv shows no database, and verifies at Fleet")
@@ -149,6 +147,22 @@ class FleetOpenEnvInstance:
             await self._release_browser()
         await self._worker.kill()
         await self._api.delete_run(self._tag, timeout_s=timeout_s)
+
+    async def _call(self, name: str, arguments: Mapping[str, Any], timeout_s: float) -> CallResult:
+        message = {"op": "step", "tool": name, "params": arguments}
+        answer = _checked(await self._worker.ask(message, timeout_s=timeout_s))
+        info = answer["info"]
+        if "tool_result" in info:
+            error = info.get("tool_error")
+            return CallResult(parts_of(info["tool_result"]), error is not None, done=answer["done"])
+        told = str(info.get("tool_error"))
+        unknown = _NO_SUCH_TOOL in told
+        raise BackendError(
+            "fleet_task_env", told, delivered=False if unknown else None, invalid=unknown
+        )
+
+    async def _ended(self) -> str | None:
+        return await self._api.ended(self.instance_id, _CHECK_S)
 
     async def _release_browser(self) -> None:
         try:
