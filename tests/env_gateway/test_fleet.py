@@ -44,9 +44,9 @@ def emulator() -> Iterator[Emulator]:
 
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[Emulator]:
-    """An emulator where 30 s of a heartbeat's interval pass in half a second, and which keeps MCP
-    sessions and answers in event streams."""
-    emulator = Emulator()
+    """An emulator where 30 s of a heartbeat's interval pass in half a second, which keeps MCP
+    sessions and answers in event streams, and whose runners have no gate."""
+    emulator = Emulator(guarded=False)
     emulator.start("--speed", "60", "--mcp-sessions")
     yield emulator
     emulator.stop()
@@ -169,6 +169,19 @@ async def test_a_verifier_that_never_ends_costs_its_time_and_gives_no_grade(
         assert (grade.reward, grade.reason) == (None, Reason.TIMEOUT), grade
 
 
+async def test_a_zero_of_an_instance_that_ended_meanwhile_is_no_grade(emulator: Emulator) -> None:
+    source = "import time\ndef verify(env):\n    time.sleep(0.5)\n    return 0\n"
+    async with fleet_bench(emulator) as bench:
+        session = await open_task(bench, verifier_func=source)
+        grading = asyncio.create_task(bench.grade(session))
+        while not (await emulator.count())["in_flight"]["verifiers"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert session.instance is not None
+        await emulator.kill(session.instance.instance_id)
+        grade = await grading
+        assert (grade.reward, grade.reason) == (None, Reason.INSTANCE_LOST), grade
+
+
 async def test_a_proxy_that_fails_while_grading_is_asked_again(emulator: Emulator) -> None:
     async with fleet_bench(emulator) as bench:
         session = await bench.open()
@@ -191,6 +204,15 @@ async def test_a_runner_whose_gate_has_a_new_token_is_read_all_the_same(
         await emulator.faults(runner_token="of today")
         assert (await bench.grade(session)).reward == 1.0
         assert (await emulator.count())["requests"]["runner_token"] == 2
+
+
+async def test_where_runners_have_no_gate_that_is_asked_once(hasty: Emulator) -> None:
+    async with fleet_bench(hasty, verify="local", heartbeat_interval_s=3600) as bench:
+        sessions = [await bench.open(attempt) for attempt in range(3)]
+        await bench.solve(sessions[0])
+        rewards = [(await bench.grade(session)).reward for session in sessions]
+        assert rewards == [1.0, 0.0, 0.0]
+        assert (await hasty.count())["requests"]["runner_token"] == 1
 
 
 async def test_instances_live_by_heartbeats_and_end_when_the_gateway_is_gone(

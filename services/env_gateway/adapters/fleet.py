@@ -117,7 +117,9 @@ class FleetInstance:
         self._check()
         until = _now() + timeout_s
         execution = await verifier.run(self._id, submission, timeout_s)
-        if execution.error is not None and await self._has_ended(until):
+        # A verifier may also take what an instance that has gone does not answer for a failed task.
+        in_doubt = execution.error is not None or not execution.result
+        if in_doubt and await self._has_ended(until):
             return Execution(error=self._ended, stdout=execution.stdout, instance_lost=True)
         return execution
 
