@@ -65,6 +65,9 @@ class Gate:
 
     async def _enter(self, until: float) -> _Place:
         now = _now()
+        if now >= until:
+            # Nobody's fault here, and no evidence against the environment.
+            raise NoPlaceError
         if self._breaker is not None and now + self._breaker.blocked_s(now) > until:
             _refuse(self._breaker.blocked_s(now))
         if not self._queue and self._open(now):

@@ -477,6 +477,28 @@ def test_any_sequence_of_chunks_is_a_grade_or_a_refusal(
         assert graded.reward == 1.0
 
 
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("def verify(env:", "does not compile"),
+        ("\0", "does not compile"),
+        ("(" * 100_000, "does not compile"),
+        ("async def verify(env): ...", "async"),
+        ("verify = print", "defines no function"),
+    ],
+    ids=range(5),
+)
+def test_a_verifier_that_is_none_is_no_grade(wire: Wire, source: str, message: str) -> None:
+    episode_id = wire.open(uuid.uuid4().hex, task_json=task_json(verifier_func=source))[
+        -1
+    ].episode_id
+    graded = wire.grade(pb.GradeRequest(header=pb.GradeHeader(episode_id=episode_id)))
+    wire.close(episode_id)
+    assert graded.WhichOneof("grade") == "no_grade"
+    assert graded.no_grade.reason == pb.NO_GRADE_REASON_EXECUTION_FAILED
+    assert message in graded.no_grade.detail
+
+
 def test_a_transcript_beyond_the_limit_is_refused_with_the_setting(wire: Wire) -> None:
     header = pb.GradeRequest(header=pb.GradeHeader(episode_id=wire.episode_id))
     chunk = pb.GradeRequest(transcript_chunk=b"x" * 2**19)
