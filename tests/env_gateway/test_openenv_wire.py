@@ -2,19 +2,27 @@
 
 import asyncio
 import json
+import math
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from services.env_gateway.adapters import openenv_codec as codec
 from services.env_gateway.adapters.openenv_wire import Channel, Refusal, connect
 from services.env_gateway.ports import BackendError, Media, Text
 
+NAMES = st.sampled_from(
+    "observation metadata tools name input_schema tool_name result error error_type content "
+    "resource data properties type enum annotations reward done stdout".split()
+)
 Script = Callable[[web.WebSocketResponse], Awaitable[None]]
 OBSERVATION = {"type": "observation", "data": {"observation": {"n": 1}, "reward": None}}
 
@@ -128,7 +136,9 @@ async def test_what_does_not_validate_is_named() -> None:
         assert "how: Field required; arguments: Bad" in str(await failure(channel))
 
 
-@pytest.mark.parametrize("text", ["no JSON", "[]", '{"data": {}}', '{"type": "error", "data": 1}'])
+@pytest.mark.parametrize(
+    "text", ["no JSON", "[" * 100_000, "[]", '{"data": {}}', '{"type": "error", "data": 1}']
+)
 async def test_an_answer_that_is_not_of_the_protocol_ends_the_session(text: str) -> None:
     async with channel_to(answering(text, OBSERVATION)) as channel:
         error = await failure(channel)
@@ -220,9 +230,36 @@ def test_only_the_fields_that_were_chosen_are_shown() -> None:
     assert codec.observed(step(metadata={}), None, ()) == ()
 
 
-@pytest.mark.parametrize("reward", [None, "1", float("nan"), float("inf"), [1]])
-def test_what_is_no_finite_number_is_no_reward(reward: Any) -> None:
-    assert codec.reward_of({"reward": reward}) is None
+@pytest.mark.parametrize("reward", ["1", float("nan"), float("inf"), [1], 10**400])
+def test_what_is_no_finite_number_is_shown_as_no_reward(reward: Any) -> None:
+    """And kept as one that no grade can be made of: an earlier reward must not stand in for it."""
+    data = {**step(tool_name="t", result=1, error=None), "reward": reward}
+    assert codec.call_result(data, ()).reward is None
+    kept = codec.reward_of(data)
+    assert kept is not None and not math.isfinite(kept)
+    assert codec.reward_of({"reward": None}) is codec.reward_of({}) is None
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(max_size=4),
+    lambda value: st.lists(value, max_size=3) | st.dictionaries(NAMES, value, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.dictionaries(NAMES, JSON, max_size=4))
+def test_whatever_a_server_answers_is_a_result_or_a_precise_failure(data: dict[str, Any]) -> None:
+    codec.takes_tool_calls(data)
+    codec.step_tool("act", data)
+    for read in (
+        partial(codec.call_result, data, ("result",)),
+        partial(codec.observed, data, None, ("result",)),
+        partial(codec.listed_tools, data, ()),
+        partial(codec.printed, data),
+    ):
+        with suppress(BackendError):
+            read()
 
 
 def test_an_environment_without_tools_says_why() -> None:

@@ -5,7 +5,7 @@ import binascii
 import json
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, cast
 
 from services.env_gateway.adapters.mcp_wire import parts_of
@@ -23,9 +23,9 @@ def takes_tool_calls(action: Mapping[str, Any]) -> bool:
     """Whether actions of this schema are tool calls; an action with no fields of its own is the
     base class, by which servers take the tool calls of MCP environments."""
     properties = _properties(action)
-    kind = cast("Mapping[str, Any]", properties.get("type") or {})
-    kinds = {kind.get("const"), kind.get("default"), *cast("list[Any]", kind.get("enum") or [])}
-    return bool(kinds & set(_TOOL_ACTIONS)) or not properties
+    kind = _object(properties.get("type"))
+    kinds = [kind.get("const"), kind.get("default"), *_list(kind.get("enum"))]
+    return any(action in kinds for action in _TOOL_ACTIONS) or not properties
 
 
 def step_tool(name: str, action: Mapping[str, Any]) -> Tool:
@@ -36,25 +36,26 @@ def step_tool(name: str, action: Mapping[str, Any]) -> Tool:
 
 def listed_tools(data: Mapping[str, Any], read_only: Collection[str]) -> list[Tool]:
     """Raises BackendError when there is none, saying what the server says of it."""
-    items = cast("Sequence[Mapping[str, Any]]", _observation(data).get("tools") or ())
+    items = [_object(item) for item in _list(_observation(data).get("tools"))]
     metadata = _metadata(data)
     if not items:
         detail = metadata.get("error") or "it has none"
         raise BackendError("no_tools", f"the environment lists no tools: {detail}", delivered=False)
-    hints = cast("Mapping[str, Mapping[str, Any]]", metadata.get("annotations") or {})
-    return [_tool(item, hints.get(item["name"]) or {}, read_only) for item in items]
+    hints = _object(metadata.get("annotations"))
+    return [_tool(item, hints, read_only) for item in items]
 
 
 def call_result(data: Mapping[str, Any], image_fields: Collection[str]) -> CallResult:
     """Raises BackendError for a call of which the server does not know whether it was executed."""
     observation = _observation(data)
     reward, done = reward_of(data), data.get("done") is True
-    error = observation.get("error")
-    if isinstance(error, dict) and "error_type" in error:
-        failed = cast("Mapping[str, Any]", error)
-        message = str(failed.get("message") or failed["error_type"])
-        if failed["error_type"] in _UNKNOWN_OUTCOMES:
-            raise BackendError(str(failed["error_type"]), message, delivered=None)
+    if reward is not None and not math.isfinite(reward):
+        reward = None
+    error = _object(observation.get("error"))
+    if (kind := error.get("error_type")) is not None:
+        message = str(error.get("message") or kind)
+        if kind in _UNKNOWN_OUTCOMES:
+            raise BackendError(str(kind), message, delivered=None)
         return CallResult((Text(message),), is_error=True, reward=reward, done=done)
     parts, is_error = _outcome(observation, image_fields)
     return CallResult(parts, is_error=is_error, reward=reward, done=done)
@@ -79,11 +80,14 @@ def observed(
 
 
 def reward_of(data: Mapping[str, Any]) -> float | None:
-    """Infinite and undefined rewards arrive as null, or as nothing that JSON knows: as none."""
+    """None where none is given, and NaN for what is no number: an earlier one must not stand in."""
     value = data.get("reward")
-    if isinstance(value, bool | int | float) and math.isfinite(value):
-        return float(value)
-    return None
+    if value is None:
+        return None
+    try:
+        return float(value) if isinstance(value, bool | int | float) else math.nan
+    except OverflowError:
+        return math.nan
 
 
 def printed(data: Mapping[str, Any]) -> str:
@@ -92,15 +96,14 @@ def printed(data: Mapping[str, Any]) -> str:
 
 
 def _observation(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    observation = data.get("observation")
-    if not isinstance(observation, dict):
+    if not isinstance(data.get("observation"), dict):
         raise BackendError("protocol", "an answer holds no observation", delivered=None)
-    return cast("Mapping[str, Any]", observation)
+    return _object(data["observation"])
 
 
 def _metadata(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """Version 0.10 sends it twice, 0.3 not at all."""
-    return data.get("metadata") or _observation(data).get("metadata") or {}
+    return _object(data.get("metadata") or _observation(data).get("metadata"))
 
 
 def _outcome(
@@ -110,10 +113,10 @@ def _outcome(
     if "tool_name" not in observation or "result" not in observation:
         return observed({"observation": observation}, None, image_fields), False
     result = observation["result"]
-    if isinstance(result, dict) and isinstance(result.get("content"), list):
-        answer = cast("Mapping[str, Any]", result)
+    answer = _object(result)
+    if isinstance(answer.get("content"), list):
         structured = answer.get("structured_content", answer.get("structuredContent"))
-        content = [_mcp_spelling(item) for item in cast("list[Any]", answer["content"])]
+        content = [_mcp_spelling(_object(item)) for item in _list(answer["content"])]
         parts = parts_of({"content": content, "structuredContent": structured})
         return parts, bool(answer.get("is_error") or answer.get("isError"))
     return (Text(result if isinstance(result, str) else json.dumps(result)),), False
@@ -121,28 +124,31 @@ def _outcome(
 
 def _mcp_spelling(item: Mapping[str, Any]) -> Mapping[str, Any]:
     """Servers on mcp 2.x write `mime_type` where the protocol has `mimeType`."""
-    resource = cast("Mapping[str, Any]", item.get("resource") or {})
+    resource = _object(item.get("resource"))
     if "mime_type" in resource:
         resource = {**resource, "mimeType": resource["mime_type"]}
     return {**item, "mimeType": item.get("mimeType", item.get("mime_type")), "resource": resource}
 
 
 def _tool(item: Mapping[str, Any], hints: Mapping[str, Any], read_only: Collection[str]) -> Tool:
+    name = item.get("name")
+    if not isinstance(name, str) or not name:
+        raise BackendError("protocol", "a tool is listed without its name", delivered=None)
     # 0.3 on mcp 2.x lists tools without their schemas.
-    schema = item.get("input_schema") or item.get("inputSchema") or {"type": "object"}
-    name = str(item["name"])
+    schema = _object(item.get("input_schema")) or _object(item.get("inputSchema"))
+    own = _object(hints.get(name))
     return Tool(
         name,
         str(item.get("description") or ""),
-        json.dumps(schema),
-        read_only=name in read_only or hints.get("readOnlyHint") is True,
-        idempotent=hints.get("idempotentHint") is True,
+        json.dumps(schema or {"type": "object"}),
+        read_only=name in read_only or own.get("readOnlyHint") is True,
+        idempotent=own.get("idempotentHint") is True,
     )
 
 
 def _properties(action: Mapping[str, Any]) -> dict[str, Any]:
     """Without `metadata`, which every action has and no policy is to write."""
-    properties = cast("Mapping[str, Any]", action.get("properties") or {})
+    properties = _object(action.get("properties"))
     return {name: schema for name, schema in properties.items() if name != "metadata"}
 
 
@@ -160,3 +166,11 @@ def _image(value: object, *, wanted: bool) -> Part | None:
         return media(content, match["mime"])
     found = (mime for magic, mime in _IMAGE_TYPES if content.startswith(magic))
     return media(content, next(found, "application/octet-stream"))
+
+
+def _object(value: object) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _list(value: object) -> list[Any]:
+    return cast("list[Any]", value) if isinstance(value, list) else []

@@ -112,7 +112,7 @@ class Channel:
                 break
             try:
                 self._take(cast("str", message.data))
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, RecursionError) as error:
                 self._end_with(f"a message is not of the protocol: {error}"[:500])
                 return
         error = self.socket.exception()
