@@ -19,10 +19,10 @@ from services.env_gateway.adapters import openenv_codec as codec
 from services.env_gateway.adapters.openenv_wire import Channel, Refusal, connect
 from services.env_gateway.ports import BackendError, Media, Text
 
-NAMES = st.sampled_from(
-    "observation metadata tools name input_schema tool_name result error error_type content "
-    "resource data properties type enum annotations reward done stdout".split()
-)
+OBSERVED = ("observation", "metadata", "reward", "done", "error", "error_type", "stdout")
+LISTED = ("tools", "name", "input_schema", "annotations", "properties", "type", "enum")
+CALLED = ("tool_name", "result", "content", "resource", "data")
+NAMES = st.sampled_from((*OBSERVED, *LISTED, *CALLED))
 Script = Callable[[web.WebSocketResponse], Awaitable[None]]
 OBSERVATION = {"type": "observation", "data": {"observation": {"n": 1}, "reward": None}}
 
@@ -137,7 +137,9 @@ async def test_what_does_not_validate_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["no JSON", "[" * 100_000, "[]", '{"data": {}}', '{"type": "error", "data": 1}']
+    "text",
+    ["no JSON", "[" * 100_000, "[]", '{"data": {}}', '{"type": "error", "data": 1}'],
+    ids=["text", "deep", "list", "untyped", "no object"],
 )
 async def test_an_answer_that_is_not_of_the_protocol_ends_the_session(text: str) -> None:
     async with channel_to(answering(text, OBSERVATION)) as channel:
