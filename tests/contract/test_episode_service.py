@@ -1,6 +1,7 @@
 """EpisodeService with a real client over a real socket, on fake environments."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,7 +15,7 @@ from services.common import rpc
 from services.common.errors import ServiceError
 from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
 from services.env_gateway.gateway import Gateway
-from services.env_gateway.ports import CallResult, Execution, Media, Text
+from services.env_gateway.ports import CallResult, Execution, Media, Text, Tool
 from services.env_gateway.service import EpisodeService
 from tests.env_gateway.support import running, task_json, until
 
@@ -119,6 +120,38 @@ async def test_an_episode_opens_calls_grades_and_closes() -> None:
         await client.stub.CloseEpisode(pb.CloseEpisodeRequest(episode_id=episode_id))
         await client.stub.CloseEpisode(pb.CloseEpisodeRequest(episode_id=episode_id))
     assert backend.running == {}
+
+
+async def test_the_largest_ready_fits_into_a_message_and_says_everything() -> None:
+    backend = FakeBackend()
+    tools = [Tool(f"t{i:03}", "\N{ROCKET}" * 300, '{"type": "object"}') for i in range(400)]
+    backend.tools = tuple(tools)
+    shown = Media(b"\x89PNG" + bytes(65_000), "image/png", b"h" * 32, 65_004)
+    backend.first_observation = (shown,) * 3
+    async with serving(backend) as client:
+        task = json.dumps({**json.loads(task_json()), "prompt": "\N{GRINNING FACE}" * 65_000})
+        ready = (await client.open(task_json=task))[-1].ready
+        assert [tool.name for tool in ready.tools] == [tool.name for tool in tools]
+        assert len(ready.facts.prompt) == 65_000
+        inlined = [bool(part.media.data) for part in ready.initial_observation]
+        assert inlined == [True, True, False]
+
+
+async def test_large_text_in_an_answer_is_fetched_like_any_bytes() -> None:
+    backend = FakeBackend()
+    text = "\N{ROCKET}" * 100_000
+
+    async def hook(name: str, arguments: object) -> CallResult:
+        return CallResult((Text(text), Text("short")))
+
+    backend.hook = hook
+    async with serving(backend) as client:
+        episode_id = (await client.open())[0].episode_id
+        large, short = (await client.call(episode_id, 0)).parts
+        assert (large.media.mime, short.text) == ("text/plain; charset=utf-8", "short")
+        request = pb.FetchMediaRequest(episode_id=episode_id, sha256=large.media.sha256)
+        chunks = [r.chunk async for r in client.stub.FetchMedia(request)]
+        assert b"".join(chunks).decode() == text
 
 
 async def test_a_repeated_call_is_answered_from_store_and_executed_once() -> None:
