@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any, cast
+from typing import Any
 
 import psutil
 import pytest
@@ -53,8 +53,4 @@ class Harness(BookingTasks):
 
 def _workers() -> list[int]:
     children = psutil.Process().children(recursive=True)
-    return [child.pid for child in children if "fleet_openenv_worker" in _command(child)]
-
-
-def _command(process: psutil.Process) -> str:
-    return " ".join(cast("list[str]", process.cmdline()))
+    return [child.pid for child in children if "fleet_openenv_worker" in " ".join(child.cmdline())]
