@@ -44,6 +44,16 @@ def test_conflicting_extras_are_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     conflicts = project["tool"]["uv"]["conflicts"]
     assert [{"extra": "rollout"}, {"extra": "rollout-cpu"}] in conflicts
+    assert [{"extra": "openenv"}, {"extra": "environments"}] in conflicts
+
+
+def test_openenv_has_an_environment_with_the_mcp_that_it_needs() -> None:
+    lines = (ROOT / "requirements/openenv.txt").read_text().splitlines()
+    versions = dict(line.split("==") for line in lines if not line.startswith("#"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["project"]["optional-dependencies"]["openenv"] == ["openenv==0.10.*"]
+    assert versions["openenv"].startswith("0.10.")
+    assert versions["mcp"].startswith("1.")
 
 
 def config_models(service: str) -> Iterator[type[Model]]:
