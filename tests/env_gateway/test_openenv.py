@@ -137,6 +137,29 @@ async def test_the_grade_is_made_of_the_rewards(tickets: str, reward: str, expec
         assert await grade(instance) == Execution(result=expected)
 
 
+async def test_the_tool_that_ends_an_episode_is_called_by_grading_alone(tickets: str) -> None:
+    settings = {"submit_tool": "close_ticket", "submit_argument": "ticket_id"}
+    async with instance_at(tickets, **settings) as instance:
+        assert [tool.name for tool in await instance.list_tools(timeout_s=5.0)] == ["screenshot"]
+        for _ in range(2):
+            submission = Submission(provision().task, "1", None)
+            assert await instance.grade(submission, timeout_s=5.0) == Execution(result=1.0)
+
+
+async def test_a_submission_that_is_refused_gives_no_grade(tickets: str) -> None:
+    settings = {"submit_tool": "close_ticket", "submit_argument": "ticket_id"}
+    async with instance_at(tickets, **settings) as instance:
+        submission = Submission(provision().task, "77", None)
+        execution = await instance.grade(submission, timeout_s=5.0)
+        assert execution is not None and execution.result is None
+        assert "no ticket 77" in (execution.error or "")
+
+
+async def test_the_address_of_the_socket_will_do(tickets: str) -> None:
+    async with instance_at(tickets.replace("http://", "ws://")) as instance:
+        assert await instance.list_tools(timeout_s=5.0)
+
+
 async def test_with_the_tasks_own_verifier_the_rewards_are_no_grade(odd: str) -> None:
     async with instance_at(odd, reward="verifier") as instance:
         assert await grade(instance) is None
