@@ -57,9 +57,7 @@ class CallGates:
     async def passing(self, env_key: str, until: float) -> AsyncGenerator[None]:
         """Wait for a place, in order of arrival; TimeoutError at `until`. Raises BackendError."""
         async with self.gate(env_key).passing(until):
-            async with asyncio.timeout_at(until) as waiting:
-                await self._all.acquire()
-                waiting.reschedule(None)
+            await _acquire(self._all, until)
             try:
                 yield
             finally:
@@ -190,13 +188,21 @@ class Caller:
 @asynccontextmanager
 async def _turn(session: Session, until: float) -> AsyncGenerator[None]:
     """One call of an episode at a time, in order of arrival; TimeoutError at `until`."""
-    async with asyncio.timeout_at(until) as waiting:
-        await session.turn.acquire()
-        waiting.reschedule(None)
+    await _acquire(session.turn, until)
     try:
         yield
     finally:
         session.turn.release()
+
+
+async def _acquire(place: asyncio.Semaphore, until: float) -> None:
+    """Raises TimeoutError at `until`."""
+    if not place.locked():
+        # No wait, and no timer for it.
+        await place.acquire()
+        return
+    async with asyncio.timeout_at(until):
+        await place.acquire()
 
 
 def _failed(call: _Call, error: BackendError, decision: Decision) -> Answer:

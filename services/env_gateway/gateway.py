@@ -152,11 +152,12 @@ class Gateway:
             for old in episode.forget_old_calls():
                 session.answers.pop(old)
         task = session.answers[call_seq]
-        await asyncio.wait({task})
-        if task.cancelled():
-            raise EpisodeLostError(f"episode {episode.episode_id} {episode.detail}")
-        answer = task.result()
-        return answer, not new
+        try:
+            return await asyncio.shield(task), not new
+        except asyncio.CancelledError:
+            if not task.cancelled():
+                raise
+            raise EpisodeLostError(f"episode {episode.episode_id} {episode.detail}") from None
 
     async def _call(
         self, session: Session, call_seq: int, name: str, arguments_json: str, timeout_s: float

@@ -131,7 +131,7 @@ class Session:
         self.changed = Signal()
         self.opener: asyncio.Task[None] | None = None
         self.watchers = 0
-        self.turn = asyncio.Lock()
+        self.turn = asyncio.Semaphore(1)
         # Failures in a row to reach the instance.
         self.unreachable = 0
         self.answers: dict[int, asyncio.Task[Answer]] = {}

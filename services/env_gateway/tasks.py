@@ -73,7 +73,7 @@ def parse_task(text: str) -> Task:
 def load_object(text: str, what: str) -> dict[str, Any]:
     """Parse a JSON object strictly: no repeated keys, no NaN or Infinity. Raises TaskError."""
     try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        value = _STRICT.decode(text)
     except RecursionError:
         raise TaskError(f"{what} is nested too deeply") from None
     except ValueError as error:
@@ -94,6 +94,10 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
+
+
+# Made once: a decoder costs more than a small object to decode.
+_STRICT = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant)
 
 
 def _text(fields: Mapping[str, Any], name: str, *, required: bool = False) -> str:

@@ -16,7 +16,9 @@ def http_session(*, max_connections: int, headers: Mapping[str, str]) -> aiohttp
     """A pool for one server. Idle connections are dropped before common servers (5 s) do it, or a
     request could meet a connection that is just being closed."""
     connector = aiohttp.TCPConnector(limit=max_connections, keepalive_timeout=4.0)
-    return aiohttp.ClientSession(connector=connector, headers=headers, auto_decompress=True)
+    # One instance's cookies are not for another at the same host.
+    cookies = aiohttp.DummyCookieJar()
+    return aiohttp.ClientSession(connector=connector, headers=headers, cookie_jar=cookies)
 
 
 class HttpError(BackendError):
