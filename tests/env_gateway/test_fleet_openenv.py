@@ -257,11 +257,7 @@ async def test_a_deadline_ends_the_process_that_swallows_cancellation(
     async with opened(backend) as instance:
         with pytest.raises(BackendError, match="did not answer") as caught:
             await instance.call("hang", {}, timeout_s=0.2)
-        assert (caught.value.kind, caught.value.delivered, caught.value.lost) == (
-            "timeout",
-            None,
-            True,
-        )
+        assert (caught.value.kind, caught.value.delivered) == ("timeout", None)
         assert not psutil.pid_exists(instance.pid)
         with pytest.raises(BackendError) as caught:
             await instance.call("echo", {"value": 1}, timeout_s=5.0)

@@ -38,7 +38,7 @@ class WorkerProcess:
         return self._process.pid
 
     async def ask(self, message: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
-        """Raises BackendError, `lost`; nothing can be asked after that."""
+        """Raises BackendError; nothing can be asked after that."""
         self._send(message)
         return await self.read(timeout_s=timeout_s)
 
@@ -50,7 +50,7 @@ class WorkerProcess:
         except TimeoutError:
             await self.kill()
             message = f"FleetTaskEnv did not answer in {timeout_s:.1f} s and was ended"
-            raise _lost("timeout", message) from None
+            raise BackendError("timeout", message, delivered=None) from None
         except asyncio.IncompleteReadError:
             await self.kill()
             message = f"the process of FleetTaskEnv ended (code {self._process.returncode})"

@@ -1,8 +1,8 @@
 """FleetTaskEnv of Fleet's fork of OpenEnv, on Fleet's emulator; where the fork is."""
 
 import os
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import psutil
@@ -21,7 +21,7 @@ _PYTHON_VARIABLE = "OPENENV_FORK_PYTHON"
 class Harness(BookingTasks):
     name = "fleet_openenv"
     # It knows no hints about tools, shows no database, and repeats refused creations for minutes.
-    can = frozenset({Can.CHECKS, Can.RECLAIM})
+    can = frozenset({Can.CHECKS, Can.RECLAIM, Can.REFUSE})
 
     def __init__(self) -> None:
         self._emulator = Emulator()
@@ -47,8 +47,14 @@ class Harness(BookingTasks):
         await self._emulator.kill(instance_id)
 
     def frozen(self, backend: Backend) -> AbstractContextManager[None]:
-        """Its processes: FleetTaskEnv would see a hanging server through for minutes."""
-        return stopped(_workers())
+        """Its processes: it would see a server that hangs through for minutes."""
+        return _stopped(_workers())
+
+
+@contextmanager
+def _stopped(pids: list[int]) -> Generator[None]:
+    with suppress(ProcessLookupError), stopped(pids):
+        yield
 
 
 def _workers() -> list[int]:
