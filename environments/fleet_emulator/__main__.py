@@ -1,156 +1,23 @@
-"""An emulator of Fleet, for tests and training without the service.
+"""Starts the emulator, or says what it lacks; the command itself is in `command`."""
 
-    python -m environments.fleet_emulator --port 8900
-
-It prints {"url": "http://127.0.0.1:8900"} once it serves. Fleet's own Python SDK, unmodified, uses
-it when two variables are set:
-
-    export FLEET_BASE_URL=http://127.0.0.1:8900 FLEET_API_KEY=anything
-    python -c 'import fleet; print(fleet.Fleet().list_envs())'
-"""
-
-import argparse
-import asyncio
-import os
 import sys
-from collections.abc import Sequence
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
-from environments.api import ALL_KEYS, ENV_KEYS
-from environments.server.serving import TOKEN_VARIABLE, add_options, listen, serve
-from environments.tasks import TaskError, load_tasks, make_tasks
-
-DEFAULT_TASKS = 100
-_EPILOG = f"""\
-addresses
-  control plane    {{url}}/v1/...           Authorization: Bearer KEY, where any key will do
-  instance runner  {{root}}api/v1/env/...   root is the instance's urls.root
-  its tools        {{root}}mcp              MCP over streamable HTTP
-  aggregator       {{root}}api/v1/mcp       the same tools and `computer`
-
-faults and counters, with no effect on the addresses themselves
-  GET    {{url}}/_emulator/counters
-  POST   {{url}}/_emulator/faults  {{"faults": [{{"on": ["create"], "rate": 0.5}}], "seed": 7}}
-  POST   {{url}}/_emulator/faults  {{"mcp_warmup": 5, "instance_limit": 10}}
-  DELETE {{url}}/_emulator/faults
-  POST   {{url}}/_emulator/kill    {{"instance_id": "i..."}}
-
-With {TOKEN_VARIABLE} in the environment that key is asked for on every request, also on these, and
-the instance runner asks for it as X-Runner-Token. Verifiers run with the rights of the user who
-starts the emulator, in processes of their own but in no sandbox: serve tasks that you trust.
-"""
+_NEEDED = ("fleet", "PIL", "mcp", "starlette", "uvicorn")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m environments.fleet_emulator",
-        description=__doc__,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_options(parser)
-    parser.add_argument(
-        "--env",
-        action="append",
-        choices=ALL_KEYS,
-        help="environment to serve; may be repeated (default: all)",
-    )
-    parser.add_argument(
-        "--tasks",
-        type=Path,
-        metavar="FILE",
-        help="task file to serve, as `python -m environments.tasks` writes it "
-        f"(default: the first {DEFAULT_TASKS} training tasks)",
-    )
-    parser.add_argument(
-        "--instance-limit", type=int, default=4096, help="instances at once (default 4096)"
-    )
-    parser.add_argument(
-        "--run-verifiers-for",
-        type=float,
-        default=60.0,
-        metavar="SECONDS",
-        help="longest execution of a verifier, which is killed then (default 60)",
-    )
-    parser.add_argument(
-        "--verifier-workers", type=int, default=2, help="verifiers executed at once (default 2)"
-    )
-    parser.add_argument(
-        "--verifiers",
-        choices=("snapshots", "http"),
-        default="snapshots",
-        help="what a verifier's queries read: copies of the instance's databases, or the instance "
-        "runner over HTTP, as at Fleet and at twice the cost (default snapshots)",
-    )
-    parser.add_argument(
-        "--mcp-sessions",
-        action="store_true",
-        help="keep MCP sessions and answer in event streams (default: no sessions, plain JSON)",
-    )
-    parser.add_argument(
-        "--speed",
-        type=float,
-        default=1.0,
-        help="how fast TTLs and heartbeat intervals run out, to test what follows (default 1)",
-    )
-    return parser
-
-
-def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    for name in ("instance_limit", "run_verifiers_for", "verifier_workers", "speed"):
-        if not getattr(options, name) > 0:
-            parser.error(f"--{name.replace('_', '-')} must be more than 0")
-
-
-def _tasks(options: argparse.Namespace, env_keys: Sequence[str]) -> list[dict[str, Any]]:
-    if options.tasks is not None:
-        return load_tasks(options.tasks)
-    generated = [key for key in env_keys if key in ENV_KEYS]
-    return list(make_tasks(generated, "train", DEFAULT_TASKS)) if generated else []
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = _parser()
-    parent = os.getppid()
-    options = parser.parse_args(argv)
-    _check(parser, options)
-    missing = [name for name in ("fleet", "PIL") if find_spec(name) is None]
+def main() -> int:
+    missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         print(
-            f"error: {' and '.join(missing)} not installed: the emulator needs the extra "
-            "`emulator` (pip install 'flotilla[emulator]')",
+            f"error: not installed: {', '.join(missing)}; the emulator needs the extra `emulator`: "
+            "pip install 'flotilla[emulator]'",
             file=sys.stderr,
         )
         return 1
-    env_keys = tuple(options.env or ALL_KEYS)
-    try:
-        tasks = _tasks(options, env_keys)
-        listener = listen(options.host, options.port)
-    except (TaskError, FileNotFoundError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except (OSError, OverflowError) as error:
-        print(f"error: cannot listen on {options.host}:{options.port}: {error}", file=sys.stderr)
-        return 1
-    from environments.fleet_emulator.app import Options, build_app
+    from environments.fleet_emulator import command
 
-    app = build_app(
-        Options(
-            env_keys=env_keys,
-            tasks=tasks,
-            key=os.environ.get(TOKEN_VARIABLE),
-            instance_limit=options.instance_limit,
-            verifier_workers=options.verifier_workers,
-            verifier_seconds=options.run_verifiers_for,
-            verifiers_over_http=options.verifiers == "http",
-            mcp_sessions=options.mcp_sessions,
-            speed=options.speed,
-        )
-    )
-    asyncio.run(serve(app, listener, parent=parent if options.die_with_parent else None))
-    return 0
+    return command.main()
 
 
 if __name__ == "__main__":

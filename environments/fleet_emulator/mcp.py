@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from environments.api import ToolSpec
@@ -14,7 +15,7 @@ from environments.fleet_emulator.counters import Counters
 from environments.fleet_emulator.faults import Plan
 from environments.fleet_emulator.lookup import FleetLookup, UpstreamError
 from environments.server.registry import Registry
-from environments.server.runner import Runner
+from environments.server.runner import PREFIX, Runner
 from environments.server.tools import ToolEndpoint, Tools
 
 WARMING_UP = "<html><body><h1>503 Service Unavailable</h1></body></html>"
@@ -88,6 +89,16 @@ class FleetRunner(Runner):
     def __init__(self, lookup: FleetLookup, desks: Desks) -> None:
         super().__init__(lookup)
         self._desks = desks
+
+    def routes(self) -> list[Route]:
+        return [*super().routes(), Route(f"{PREFIX}/diff/fs", self.files, methods=["POST"])]
+
+    async def files(self, request: Request) -> Response:
+        """What changed in the instance's file system: nothing, for the apps write no files."""
+        self._lookup.running(request)
+        counts = {"total_files": 0, "total_size": 0}
+        about = {"success": True, "source": "none", "message": "no file has changed"}
+        return JSONResponse({**about, "files": [], **counts})
 
     async def reset(self, request: Request) -> Response:
         answer = await super().reset(request)

@@ -69,7 +69,7 @@ _TABLE: tuple[tuple[str, str, Operation], ...] = (
     ("GET", r"/[^/]+/api/v1/env/resources/sqlite/[^/]+/describe", "describe"),
     ("POST", r"/[^/]+/api/v1/env/resources/sqlite/[^/]+/query", "query"),
     ("POST", r"/[^/]+/api/v1/env/reset", "reset"),
-    ("POST", r"/[^/]+/api/v1/env/diff/.*", "diff"),
+    ("POST", r"/[^/]+/api/v1/env/diff/(structured|fs)", "diff"),
     ("POST", r"/[^/]+/api/v1/env/execute_verifier_function", "execute_function"),
 )
 _COMPILED: tuple[tuple[str, re.Pattern[str], Operation], ...] = tuple(

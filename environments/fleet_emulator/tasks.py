@@ -66,8 +66,10 @@ class TaskStore:
 
     async def write(self, request: Request) -> Response:
         asked = await parse(WriteTask, request)
+        given = asked.model_extra or {}
         try:
-            task = normalize_task(asked.model_extra or {})
+            # The SDK's raw request has a third name for the environment.
+            task = normalize_task({"env_id": given.get("environment_id"), **given})
         except TaskError as error:
             raise ApiError(400, str(error)) from error
         task["created_at"] = task.get("created_at") or timestamp()

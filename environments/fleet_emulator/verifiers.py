@@ -28,7 +28,7 @@ from environments.fleet_emulator.verifier_pool import Answer, VerifierPool
 from environments.server.codec import ApiError, instance_body, parse
 from environments.server.runner import PREFIX
 
-MAX_BUNDLES = 4_096
+MAX_BUNDLES = 1_024
 MAX_CODE_BYTES = 2**20
 _MEMORY = Path("/dev/shm")
 _DIFF = """

@@ -89,8 +89,6 @@ async def parse(model: type[M], request: Request) -> M:
 
 def instance_body(record: Record, base_url: str) -> dict[str, Any]:
     """Fleet's InstanceResponse; `base_url` is the server's own, without a slash at the end."""
-    root = f"{base_url}/{record.instance_id}/"
-    manager = f"{root}api/v1/env"
     wanted = record.wanted
     return {
         "instance_id": record.instance_id,
@@ -107,27 +105,33 @@ def instance_body(record: Record, base_url: str) -> dict[str, Any]:
         "env_variables": wanted.env_variables,
         "data_key": wanted.data_key,
         "data_version": wanted.data_version,
-        "urls": {
-            "root": root,
-            "app": [root],
-            "health": f"{manager}/health",
-            # Fleet's clients insist on every one of these addresses; docs and after are not served.
-            "manager": {
-                "api": manager,
-                "reset": f"{manager}/reset",
-                "docs": f"{manager}/docs",
-                "diff": f"{manager}/diff",
-                "snapshot": f"{manager}/snapshot",
-                "execute_verifier_function": f"{manager}/execute_verifier_function",
-                "execute_verifier_function_with_upload": (
-                    f"{manager}/execute_verifier_function_with_upload"
-                ),
-            },
-        },
+        "urls": _urls(f"{base_url}/{record.instance_id}/"),
         "health": record.running,
         "run_id": wanted.run_id,
         "profile_id": wanted.profile_id,
         "heartbeat_interval": wanted.heartbeat_interval,
+    }
+
+
+def _urls(root: str) -> dict[str, Any]:
+    """Fleet's clients insist on every one of these addresses, served or not."""
+    manager = f"{root}api/v1/env"
+    routes = (
+        "reset",
+        "docs",
+        "diff",
+        "snapshot",
+        "execute_verifier_function",
+        "execute_verifier_function_with_upload",
+    )
+    return {
+        "root": root,
+        "app": [root],
+        "health": f"{manager}/health",
+        "manager": {
+            "api": manager,
+            **{name: f"{manager}/{name}" for name in routes},
+        },
     }
 
 

@@ -1,12 +1,21 @@
 """Quotas, lifetimes, keys and verifiers of the emulator, over HTTP."""
 
+import asyncio
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from environments.fleet_emulator import command
+from environments.oracle import plan
+from environments.scenario import scenario
+from environments.tasks import verifier_source
 from tests.environments.emulator import (
     call_tool,
     created,
@@ -34,6 +43,17 @@ def http(url: str) -> Iterator[httpx.Client]:
         yield client
         client.delete("/_emulator/faults")
         client.delete("/v1/env/instances/batch", params={"profile_id": "self"})
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[httpx.Client]:
+    """An emulator that asks for a key, and whose verifiers ask the runner."""
+    options = ("--env", "booking", "--verifiers", "http")
+    with (
+        emulating(*options, FLOTILLA_ENV_TOKEN="secret") as url,
+        httpx.Client(base_url=url, headers={"authorization": "Bearer secret"}) as client,
+    ):
+        yield client
 
 
 def waits_until(http: httpx.Client, instance_id: str, status: str) -> dict[str, Any]:
@@ -184,35 +204,59 @@ def test_a_verifier_leaves_nothing_behind(http: httpx.Client) -> None:
     assert [execute(http, instance_id, code)["result"] for _ in range(2)] == [[False, 0]] * 2
 
 
-def test_verifiers_over_http_give_the_same_grades() -> None:
-    with (
-        emulating("--verifiers", "http", FLOTILLA_ENV_TOKEN="secret") as url,
-        httpx.Client(base_url=url, headers={"authorization": "Bearer secret"}) as http,
-    ):
-        instance = created(http, env_key="booking", data_key="train-000000")
-        task = http.get("/v1/tasks/booking-train-000000").json()
-        body = execution(instance["instance_id"], task["verifier_func"], final_answer="done")
-        body["function_name"] = "validate_task"
-        before = http.post("/v1/verifiers/execute", json=body).json()
-        solve(instance["urls"]["root"], "booking", "train-000000", key="secret")
-        after = http.post("/v1/verifiers/execute", json=body).json()
-        assert (before["result"], after["result"]) == (0, 1)
-        assert http.get("/_emulator/counters").json()["requests"]["query"] == 10
+def test_verifiers_over_http_give_the_same_grades(guarded: httpx.Client) -> None:
+    instance = created(guarded, env_key="booking", data_key="train-000000")
+    task = guarded.get("/v1/tasks/booking-train-000000").json()
+    body = execution(instance["instance_id"], task["verifier_func"], final_answer="done")
+    body["function_name"] = "validate_task"
+    before = guarded.post("/v1/verifiers/execute", json=body).json()
+    solve(instance["urls"]["root"], "booking", "train-000000", key="secret")
+    after = guarded.post("/v1/verifiers/execute", json=body).json()
+    assert (before["result"], after["result"]) == (0, 1)
+    assert guarded.get("/_emulator/counters").json()["requests"]["query"] == 10
 
 
-def test_a_key_is_asked_for_and_the_runner_asks_for_its_token() -> None:
-    with emulating("--env", "shop", FLOTILLA_ENV_TOKEN="secret") as url:
-        with httpx.Client(base_url=url, headers={"authorization": "Bearer guess"}) as wrong:
-            for path in ("/v1/env/", "/v1/account", "/_emulator/counters", "/x/mcp"):
-                assert wrong.get(path).status_code == 401
-            assert wrong.get("/health").status_code == 200
-        with httpx.Client(base_url=url, headers={"authorization": "Bearer secret"}) as right:
-            assert [entry["env_key"] for entry in right.get("/v1/env/").json()] == ["shop"]
-            runner = created(right, env_key="shop")["urls"]["manager"]["api"]
-            assert right.get(f"{runner}/health").json() == {"detail": "Not Found"}
-            token = right.get("/v1/runner-auth/token").json()["token"]
-            opened = right.get(f"{runner}/health", headers={"x-runner-token": token})
-            assert opened.json()["status"] == "healthy"
+async def test_many_episodes_at_once_get_their_own_grades(url: str) -> None:
+    solved = {
+        index: plan({"env_id": "booking", "data_id": f"train-{index:06d}"}) for index in (0, 2)
+    }
+    headers = {"authorization": "Bearer x", "accept": "application/json, text/event-stream"}
+
+    async def episode(client: httpx.AsyncClient, index: int) -> int:
+        data_key = f"train-{index:06d}"
+        body = {"env_key": "booking", "data_key": data_key, "ttl_seconds": 3_600}
+        instance = (await client.post("/v1/env/instances", json=body)).json()
+        for name, arguments in solved.get(index, ()):
+            call = {"name": name, "arguments": arguments}
+            message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
+            await client.post(f"{instance['urls']['root']}mcp", json=message)
+        code = verifier_source("booking", scenario("booking", data_key).kind)
+        request = execution(instance["instance_id"], code, final_answer="done")
+        request["function_name"] = "validate_task"
+        graded = (await client.post("/v1/verifiers/execute", json=request)).json()
+        await client.delete(f"/v1/env/instances/{instance['instance_id']}")
+        return graded["result"]
+
+    async with httpx.AsyncClient(base_url=url, headers=headers, timeout=30) as client:
+        results = await asyncio.gather(*(episode(client, index) for index in range(12)))
+        counted = (await client.get("/_emulator/counters")).json()
+    assert results == [int(index in solved) for index in range(12)]
+    assert counted["instances"]["live"] == []
+    assert counted["most_in_flight"]["verifiers"] > 2
+
+
+def test_a_key_is_asked_for_and_the_runner_asks_for_its_token(guarded: httpx.Client) -> None:
+    for path in ("/v1/env/", "/v1/account", "/_emulator/counters", "/x/mcp"):
+        wrong = guarded.get(path, headers={"authorization": "Bearer guess"})
+        assert wrong.status_code == 401
+        assert guarded.get(path, headers={"authorization": ""}).status_code == 401
+    assert guarded.get("/health", headers={"authorization": ""}).status_code == 200
+    assert [entry["env_key"] for entry in guarded.get("/v1/env/").json()] == ["booking"]
+    api = created(guarded, env_key="booking")["urls"]["manager"]["api"]
+    assert guarded.get(f"{api}/health").json() == {"detail": "Not Found"}
+    token = guarded.get("/v1/runner-auth/token").json()["token"]
+    opened = guarded.get(f"{api}/health", headers={"x-runner-token": token})
+    assert opened.json()["status"] == "healthy"
 
 
 def test_mcp_sessions_are_kept_and_answered_in_event_streams() -> None:
@@ -237,3 +281,61 @@ def test_computer_is_a_tool_of_the_aggregator_only(http: httpx.Client) -> None:
         tools = rpc(http, f"{root}{endpoint}", "tools/list").json()["result"]["tools"]
         names[endpoint] = {tool["name"] for tool in tools}
     assert names["api/v1/mcp"] - names["mcp"] == {"computer"}
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--tasks", "nowhere.json"], 1, "No such file or directory: 'nowhere.json'"),
+        (["--speed", "0"], 2, "--speed must be more than 0"),
+        (["--env", "bank"], 2, "invalid choice: 'bank'"),
+        (["--port", "99999"], 1, "cannot listen on 127.0.0.1:99999"),
+    ],
+)
+def test_a_wrong_option_is_refused_precisely(
+    options: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        ended = command.main(options)
+    except SystemExit as error:
+        ended = error.code
+    assert ended == code
+    assert message in capsys.readouterr().err
+
+
+def test_flotilla_starts_the_emulator_and_teaches_its_two_variables() -> None:
+    flotilla = [sys.executable, "-m", "services.launcher.cli", "emulator", "--help"]
+    shown = subprocess.run(flotilla, capture_output=True, text=True, timeout=20)
+    assert shown.returncode == 0
+    assert "export FLEET_BASE_URL=http://127.0.0.1:8900 FLEET_API_KEY=anything" in shown.stdout
+
+
+def test_what_is_not_installed_is_named_with_the_extra_that_has_it() -> None:
+    program = (
+        "import importlib.util, runpy\n"
+        "importlib.util.find_spec = lambda name, find=importlib.util.find_spec: "
+        "None if name == 'fleet' else find(name)\n"
+        "runpy.run_module('environments.fleet_emulator', run_name='__main__')\n"
+    )
+    refused = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=20
+    )
+    assert refused.returncode == 1
+    assert "not installed: fleet; the emulator needs the extra `emulator`" in refused.stderr
+
+
+def test_a_task_file_decides_which_tasks_and_versions_are_served(tmp_path: Path) -> None:
+    task = {"task_key": "t", "prompt": "p", "env_key": "fleet_booking", "env_version": "v0.0.74"}
+    file = tmp_path / "tasks.json"
+    file.write_text(json.dumps({"tasks": [task | {"data_key": "kinesis"}]}))
+    with (
+        emulating("--tasks", str(file)) as url,
+        httpx.Client(base_url=url, headers={"authorization": "Bearer x"}) as http,
+    ):
+        tasks = http.get("/v1/tasks").json()["tasks"]
+        assert [(entry["key"], entry["data_id"]) for entry in tasks] == [("t", "kinesis")]
+        assert list(http.get("/v1/env/fleet_booking").json()["versions"]) == ["v1", "v0.0.74"]
+        wanted = {"env_key": "fleet_booking", "data_key": "kinesis", "env_version": "v0.0.74"}
+        assert created(http, **wanted)["version"] == "v0.0.74"
+        without = http.post("/v1/env/instances", json={"env_key": "fleet_booking"})
+        assert "data_key: 'fleet_booking' has no default data" in without.json()["detail"]

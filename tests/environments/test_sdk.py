@@ -131,6 +131,7 @@ async def test_a_diff_is_made_by_the_instance(fleet: Any) -> None:
     await settled(difference.expect_exactly([field]))
     with pytest.raises(AssertionError):
         await settled(difference.expect_only_v2([]))
+    assert (await settled(env.fs().diff())).total_files == 0
 
 
 async def test_a_verifier_grades_with_its_stdout_and_is_cached(fleet: Any) -> None:
