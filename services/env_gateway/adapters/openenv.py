@@ -136,7 +136,7 @@ class OpenEnvInstance:
         self._stdout = codec.printed(data)
         result = codec.call_result(data, ())
         if result.is_error:
-            shown = "; ".join(str(part) for part in result.parts)
+            shown = "; ".join(part.text for part in result.parts if isinstance(part, Text))
             raise BackendError("refused", f"{tool} failed: {shown}", delivered=True)
 
     async def _step(self, action: Mapping[str, Any], timeout_s: float) -> Mapping[str, Any]:
