@@ -63,10 +63,7 @@ class Databases:
             if "error" in answer:
                 raise StatementError(answer["error"])
             return answer["columns"], answer["rows"]
-        try:
-            cursor = copy.execute(sql, tuple(args))
-        except (sqlite3.Error, sqlite3.Warning) as error:
-            raise StatementError(str(error)) from error
+        cursor = copy.execute(sql, tuple(args))
         return [column[0] for column in cursor.description or ()], cursor.fetchall()
 
     def close(self) -> None:
