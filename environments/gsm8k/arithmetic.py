@@ -20,8 +20,8 @@ GAINS = ("buys {n} more", "finds {n} more", "gets {n} from {other}")
 LOSSES = ("loses {n}", "gives {n} to {other}", "sells {n}")
 QUESTION = "How many {things} does {name} have now?"
 TEST_FRACTION = 0.10
-SMALLEST, LARGEST = 1, 15
-CHANGES = range(2, 8)
+SMALLEST, LARGEST = 1, 12
+CHANGES = range(2, 7)
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ class Recipe:
 def recipe_for(course: str, seed: int) -> Recipe:
     """The recipe of a course's policy. Sums are many facts to learn, and their episodes short."""
     if course == "arithmetic":
-        return Recipe(seed, course, demonstrations=16_000, schedule=Schedule(batch_size=16))
+        return Recipe(seed, course, demonstrations=24_000, schedule=Schedule(1_500, 16))
     return Recipe(seed, course)
 
 
