@@ -18,6 +18,7 @@ from services.env_gateway.verify import sandbox, seccomp
 from services.env_gateway.verify.pool import Spares, VerifierPool
 from services.env_gateway.verify.process import Command, StartError, WorkerProcess
 from services.env_gateway.verify.protocol import ProtocolError, parse
+from services.env_gateway.verify.sandbox import Sandbox
 from tests.env_gateway.sandboxed import needs_sandbox
 from tests.env_gateway.support import until
 
@@ -85,6 +86,21 @@ async def test_where_there_can_be_a_sandbox_unsafe_verifiers_run_in_it_all_the_s
     await pool.close()
     assert execution.result == 1
     assert "work" not in execution.stdout and "home" not in execution.stdout
+
+
+@needs_sandbox
+async def test_verifiers_that_run_at_once_have_a_process_each_and_leave_none() -> None:
+    memory = 2**28 + (os.getpid() + 1) * 4096
+    source = "import builtins\ndef verify(env):\n    builtins.n = getattr(builtins, 'n', 0) + 1\n"
+    source += "    return builtins.n\n"
+    pool = VerifierPool(size=4, memory_bytes=memory)
+    verification = Verification(source, "verify", _query, _snapshot, {})
+    executions = await asyncio.gather(
+        *(pool.execute(verification, timeout_s=20.0) for _ in range(24))
+    )
+    await pool.close()
+    assert [execution.result for execution in executions] == [1] * 24
+    assert not list(with_argument(str(memory)))
 
 
 def test_settings_that_forbid_sandboxes_are_told(
@@ -273,5 +289,10 @@ def test_the_filter_denies_what_leads_out_and_nothing_that_python_needs(
     assert verdict(program, 0, 0x40000003) == 0x80000000
 
 
-def test_an_unknown_machine_gets_no_filter() -> None:
-    assert seccomp.program("pdp11") is None
+def test_on_a_machine_without_a_filter_there_is_no_sandbox(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "pdp11")
+    assert seccomp.program() is None
+    with pytest.raises(StartError, match="no filter of system calls for pdp11"):
+        Sandbox("bwrap", memory_bytes=2**28, cpu_s=1).command()

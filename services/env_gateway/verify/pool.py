@@ -139,7 +139,7 @@ class VerifierPool:
             try:
                 return await WorkerProcess.start(self._sandbox.command())
             except StartError as error:
-                why = f"bubblewrap fails here: {error}{sandbox.hint()}"
+                why = f"that fails here: {error}{sandbox.hint()}"
         if not self._unsafe:
             raise StartError(_REFUSED.format(why=why))
         _LOG.warning("verifier_without_sandbox", why=why)

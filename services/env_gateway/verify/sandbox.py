@@ -6,6 +6,7 @@ In the sandbox there is a read-only file system with what Python needs and no mo
 
 import itertools
 import os
+import platform
 import shutil
 import sys
 import sysconfig
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import services
 from services.env_gateway.verify import seccomp
-from services.env_gateway.verify.process import FILTER, INFO, Command
+from services.env_gateway.verify.process import FILTER, INFO, Command, StartError
 
 _MODULES = Path("services/env_gateway/verify")
 _ROOT = Path(services.__path__[0]).parent
@@ -62,6 +63,10 @@ class Sandbox:
         return cls(bwrap, memory_bytes=memory_bytes, cpu_s=cpu_s) if bwrap else None
 
     def command(self) -> Command:
+        """Raises StartError where system calls cannot be filtered: not everything that leads out of
+        a sandbox is in a namespace."""
+        if self._filter is None:
+            raise StartError(f"there is no filter of system calls for {platform.machine()}")
         python = os.path.realpath(sys.executable)
         inner = (
             *(self._bwrap, "--unshare-all", "--unshare-user", "--disable-userns"),
@@ -69,12 +74,11 @@ class Sandbox:
             *("--uid", _NOBODY, "--gid", _NOBODY),
             *_file_system(python, code_at=f"{_INSIDE}/{_MODULES}"),
             *("--chdir", "/", "--remount-ro", "/"),
-            *(("--seccomp", FILTER) if self._filter else ()),
-            *("--", python, *_PYTHON, _INSIDE, *self._limits),
+            *("--seccomp", FILTER, "--", python, *_PYTHON, _INSIDE, *self._limits),
         )
         if os.geteuid() == 0:
-            return Command(self._as_other_user(inner, python), self._filter or b"")
-        return Command((inner[0], "--info-fd", INFO, *inner[1:]), self._filter or b"")
+            return Command(self._as_other_user(inner, python), self._filter)
+        return Command((inner[0], "--info-fd", INFO, *inner[1:]), self._filter)
 
     def _as_other_user(self, inner: Sequence[str], python: str) -> tuple[str, ...]:
         """Root's processes are exempt from limits on their number, and own files; so the sandbox
