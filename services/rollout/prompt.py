@@ -80,7 +80,7 @@ class PromptBuilder:
     def prompt_ids(self, facts: PromptFacts, tools: Sequence[Tool]) -> list[int]:
         """The prompt of an episode, the start of the policy's first turn included."""
         user = {"role": "user", "content": self._harmless(facts.task)}
-        schemas = [_schema(tool) for tool in tools]
+        schemas = self._schemas(tools)
         if self._profile == "minimal":
             text = self._tokenizer.apply_chat_template([user], schemas, True)
         else:
@@ -162,6 +162,11 @@ class PromptBuilder:
         if not text.startswith(before) or text.count(TURN) != 1:
             raise TemplateError("the chat template rewrites or repeats earlier turns")
         return text
+
+    def _schemas(self, tools: Sequence[Tool]) -> list[dict[str, Any]]:
+        """Tools are an environment's words too."""
+        text = json.dumps([_schema(tool) for tool in tools], ensure_ascii=False)
+        return json.loads(self._harmless(text))
 
     def _harmless(self, text: str) -> str:
         """`text` in which nothing reads as a control token: data cannot end a turn."""
