@@ -11,7 +11,7 @@ from typing import Any
 
 _WORKER = "environments.fleet_emulator.verifier_worker"
 _INHERITED = ("PATH", "PYTHONPATH", "LANG", "TMPDIR", "VIRTUAL_ENV")
-_MAX_LINE_BYTES = 64 * 2**20
+_MAX_LINE_BYTES = 16 * 2**20
 _GRACE_SECONDS = 5.0  # beyond the limit that the worker itself enforces
 _START_SECONDS = 60.0
 
@@ -36,7 +36,7 @@ class VerifierPool:
             try:
                 async with asyncio.timeout(job["timeout"] + _GRACE_SECONDS):
                     answer = await _exchange(worker, job)
-            except (TimeoutError, ConnectionError) as error:
+            except (TimeoutError, ConnectionError, ValueError) as error:
                 return _failed(error)
             else:
                 self._idle.append(worker)
@@ -77,7 +77,7 @@ async def _exchange(worker: asyncio.subprocess.Process, job: Mapping[str, Any]) 
     assert worker.stdout is not None
     worker.stdin.write(json.dumps(job).encode() + b"\n")
     await worker.stdin.drain()
-    line = await worker.stdout.readline()
+    line = await worker.stdout.readline()  # raises ValueError for one that is too long
     if not line:
         raise ConnectionResetError("the verifier's worker ended")
     return json.loads(line)

@@ -184,7 +184,8 @@ class Verifiers:
 @contextmanager
 def _snapshots(instance: Instance) -> Generator[dict[str, str]]:
     """Paths of copies of the databases as they are now."""
-    with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as folder:
+    where = _MEMORY if _MEMORY.is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="flotilla-verifier-", dir=where) as folder:
         paths = {name: str(Path(folder, f"{name}.db")) for name in DATABASES}
         for name in DATABASES:
             Path(paths[name]).write_bytes(instance.snapshot(name))

@@ -168,6 +168,7 @@ FAILING = {
     "TypeError": "async def verify(env):\n    return 1",
     "MemoryError": "def verify(env):\n    return bytearray(2**40)",
     "TimeoutError": "def verify(env):\n    while True: pass",
+    "ValueError": "def verify(env):\n    return 'x' * 2**24",
     "ChildProcessError": "import os\ndef verify(env):\n    os._exit(0)",
 }
 
