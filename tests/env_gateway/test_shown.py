@@ -29,7 +29,7 @@ SPEC: dict[str, Any] = {
     "policy": {"model": "none", "dtype": "float32", "max_model_len": 8},
     "env_gateway": {
         "backend": "embedded",
-        "lease_ttl_s": 1.0,
+        "lease_ttl_s": 2.0,
         "drain_s": 0.1,
         "verifiers": {"workers": 1},
     },
@@ -173,7 +173,7 @@ async def renewed(gateway: Client, episode_id: str) -> AsyncGenerator[None]:
 
 async def check_metrics(gateway: Process) -> None:
     lines: list[str] = []
-    for _ in range(50):
+    for _ in range(100):
         lines = await asyncio.to_thread(gateway.scrape)
         if set(lines) >= METRICS:
             break
