@@ -27,7 +27,8 @@ _BOOT = (
 )
 # Isolated from the environment, from site packages and from the directory it starts in.
 _PYTHON = ("-I", "-S", "-B", "-X", "utf8", "-c", _BOOT)
-_SYSTEM = ("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib64")
+# Prefixes that Python shares with everything else.
+_SHARED = (Path("/usr"), Path("/usr/local"))
 _DATA = ("/etc/ld.so.cache", "/usr/share/zoneinfo")
 # Settings that forbid user namespaces, with the value by which they do.
 _FORBIDDING = {
@@ -111,7 +112,7 @@ def _setting(name: str) -> str:
 
 def _file_system(python: str, *, code_at: str, tools: Sequence[str] = ()) -> tuple[str, ...]:
     """Arguments for bubblewrap: Python, the libraries it loads, and the worker's own code."""
-    folders = [str(path) for path in (*_SYSTEM, *_DATA, *_python_folders())]
+    folders = [str(path) for path in (*_library_folders(), *_python_folders(), *_DATA)]
     # Packages that were installed beside Python are no part of it.
     hidden = [str(path) for path in _package_folders() if path.is_dir()]
     files = [python, *tools]
@@ -130,14 +131,24 @@ def _file_system(python: str, *, code_at: str, tools: Sequence[str] = ()) -> tup
     )
 
 
+def _library_folders() -> list[Path]:
+    """Where the loader looks. Debian keeps libraries apart from the rest of /usr/lib by machine."""
+    machine = sysconfig.get_config_var("MULTIARCH")
+    places = [Path(place) for place in ("/lib", "/usr/lib")]
+    apart = [place / machine for place in places if machine and (place / machine).is_dir()]
+    return [Path("/lib64"), *(apart or [*places, Path("/lib32"), Path("/usr/lib64")])]
+
+
 def _python_folders() -> list[Path]:
     """The base installation's, a virtual environment has none of its own."""
     base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
     named = [Path(sysconfig.get_path(name, vars=base)) for name in ("stdlib", "platstdlib")]
-    within = Path(sys.base_prefix) / "lib"
-    folders = dict.fromkeys([within, *named])
-    system = [Path(path) for path in _SYSTEM]
-    return [f for f in folders if not any(f.is_relative_to(s) for s in system)]
+    prefix = Path(sys.base_prefix)
+    if prefix in _SHARED:
+        own = sorted((prefix / "lib").glob("libpython3*.so*"))
+    else:
+        own = [prefix / "lib"]
+    return list(dict.fromkeys([*own, *named]))
 
 
 def _package_folders() -> list[Path]:
