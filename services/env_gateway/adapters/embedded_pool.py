@@ -23,6 +23,7 @@ _LOG = get_logger(__name__)
 _BASE_S, _CAP_S = 0.1, 10.0
 # A worker that ran this long was healthy: its next end is not a crash loop.
 _HEALTHY_S = 60.0
+_START_S = 60.0
 
 
 @dataclass(eq=False, slots=True)
@@ -77,6 +78,16 @@ class Worker:
             size = f"{answer['too_large']} bytes, more than {embedded_worker.MAX_ANSWER_BYTES}"
             raise BackendError("too_large", f"the answer is {size}", delivered=None, invalid=True)
         return answer
+
+    async def ready(self) -> None:
+        """Wait until it has loaded the environments. Raises OSError when it does not."""
+        try:
+            async with asyncio.timeout(_START_S):
+                line = await self._stdout.readline()
+        except TimeoutError:
+            line = b""
+        if not line:
+            raise OSError("a worker for embedded environments did not start")
 
     async def serve(self) -> None:
         """Take in answers until the process ends."""
@@ -191,9 +202,10 @@ class WorkerPool:
 
     async def _run_once(self, slot: int) -> None:
         worker = Worker(await _start(), self._hang_s)
-        self._workers[slot] = worker
-        self._started.set()
         try:
+            await worker.ready()
+            self._workers[slot] = worker
+            self._started.set()
             await worker.serve()
             _LOG.error("environment_worker_ended", pid=worker.pid, instances=worker.instances)
         finally:

@@ -1,4 +1,5 @@
-"""Runs environments of this repository for the gateway: one JSON request per line, one answer each.
+"""Runs environments of this repository for the gateway: one JSON request per line, one answer each,
+and one line before all others, when it is ready.
 
 Started with its standard input and output as pipes; ends when the input does. An app runs to its
 end before the next request is read, so that a process hosts many instances without a lock.
@@ -125,6 +126,8 @@ def _own_pipes() -> tuple[BinaryIO, BinaryIO]:
 def main() -> None:
     requests, answers = _own_pipes()
     host = Host()
+    answers.write(encode({}))
+    answers.flush()
     for line in requests:
         answer = encode(host.answer(line))
         if len(answer) > MAX_ANSWER_BYTES:
