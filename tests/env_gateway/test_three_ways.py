@@ -12,7 +12,6 @@ from environments.api import ENV_KEYS, open_instance
 from environments.oracle import plan, play_randomly
 from environments.tasks import make_task
 from services.env_gateway.ports import Text
-from services.env_gateway.session import Session
 from tests.env_gateway.backends.bench import TIMEOUT_S, Bench, opened_bench
 from tests.env_gateway.backends.harness import Call, load_harness
 
@@ -55,9 +54,11 @@ def wandering(task: Mapping[str, Any]) -> list[Call]:
 PLAYS = (solved, halfway, wandering)
 
 
-async def played(bench: Bench, session: Session, calls: Sequence[Call], answer: str) -> Transcript:
-    answers = [await bench.call(session, call) for call in calls]
-    grade = await bench.gateway.grade(session, answer, None, TIMEOUT_S)
+async def played(bench: Bench, attempt: int) -> Transcript:
+    index, how = divmod(attempt, len(PLAYS))
+    session = await bench.open(attempt, task=index)
+    answers = [await bench.call(session, call) for call in PLAYS[how](TASKS[index])]
+    grade = await bench.gateway.grade(session, "done", None, TIMEOUT_S)
     tools = session.tools.values()
     return Transcript(
         [(t.name, t.description, t.input_schema_json, t.read_only, t.idempotent) for t in tools],
@@ -69,18 +70,14 @@ async def played(bench: Bench, session: Session, calls: Sequence[Call], answer: 
 
 
 async def transcripts(way: str) -> list[Transcript]:
+    """Every task in every play, all at once."""
     harness: Any = load_harness(way)
     harness.task = TASKS.__getitem__
     harness.start()
     try:
         async with opened_bench(harness) as bench:
-            found: list[Transcript] = []
-            for index, task in enumerate(TASKS):
-                for attempt, play in enumerate(PLAYS):
-                    session = await bench.open(len(PLAYS) * index + attempt, task=index)
-                    found.append(await played(bench, session, play(task), "done"))
-                    await bench.close(session)
-            return found
+            attempts = range(len(TASKS) * len(PLAYS))
+            return await asyncio.gather(*(played(bench, attempt) for attempt in attempts))
     finally:
         harness.stop()
 
