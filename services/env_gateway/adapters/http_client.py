@@ -2,6 +2,7 @@
 whether the request may have been executed."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -10,6 +11,14 @@ import aiohttp
 from services.env_gateway.ports import BackendError
 
 MAX_BYTES = 64 * 2**20
+_ERROR_BYTES = 4000
+# A host that does not even take the connection was sent nothing, and is not waited for in vain.
+_CONNECT_S = 10.0
+# Envoy's 503 for a request that it had passed on, unless it says that it could not do so.
+_RESET = re.compile(r"reset reason: ")
+_NOT_PASSED_ON = re.compile(
+    r"(?<!latest )reset reason: (?:\w+ )?(?:connection failure|connection timeout|overflow|refused)"
+)
 
 
 def http_session(*, max_connections: int, headers: Mapping[str, str]) -> aiohttp.ClientSession:
@@ -29,14 +38,21 @@ class HttpError(BackendError):
         super().__init__(
             kind.get(status, "http"),
             f"HTTP {status}: {body[:500]}",
-            # 500, 502 and 504 may come after the request was executed; the others are refusals.
-            delivered=None if status >= 500 and status != 503 else False,
+            delivered=None if _may_have_run(status, body) else False,
             retry_after_s=retry_after_s,
             invalid=status in (400, 401, 405, 413, 422),
             unreachable=status in (502, 503, 504),
         )
         self.status = status
         self.body = body
+
+
+def _may_have_run(status: int, body: str) -> bool:
+    """500, 502 and 504 may come after the request was executed, 503 from some proxies only; the
+    others are refusals."""
+    if status == 503:
+        return bool(_RESET.search(body)) and not _NOT_PASSED_ON.search(body)
+    return status >= 500
 
 
 async def send(
@@ -55,16 +71,17 @@ async def send(
     Raises HttpError, and BackendError for whatever happens to the connection.
     """
     data = None if body is None else json.dumps(body).encode()
-    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(timeout_s, _CONNECT_S))
     try:
         async with http.request(method, url, data=data, headers=headers, timeout=timeout) as answer:
             if answer.status >= 400:
-                text = (await answer.content.read(4000)).decode("utf-8", "replace")
-                raise HttpError(answer.status, text, _retry_after(answer.headers))
+                raise HttpError(answer.status, await _told(answer), _retry_after(answer.headers))
             if answer.content_type == "text/event-stream":
                 return await _read_sse(answer, message_id, max_bytes), answer.headers
             content = await _read(answer, max_bytes)
             return (json.loads(content) if content else None), answer.headers
+    except aiohttp.ConnectionTimeoutError as error:
+        raise BackendError("connect", str(error), delivered=False, unreachable=True) from error
     except TimeoutError:
         raise BackendError("timeout", f"no answer in {timeout_s:.1f} s", delivered=None) from None
     except aiohttp.ClientConnectorError as error:
@@ -76,6 +93,16 @@ async def send(
         raise BackendError(
             "protocol", f"the answer is not JSON: {error}", delivered=None
         ) from error
+
+
+async def _told(answer: aiohttp.ClientResponse) -> str:
+    """The beginning of an error's body, which may come in pieces."""
+    content = bytearray()
+    while len(content) < _ERROR_BYTES and (
+        piece := await answer.content.read(_ERROR_BYTES - len(content))
+    ):
+        content += piece
+    return content.decode("utf-8", "replace")
 
 
 async def _read(answer: aiohttp.ClientResponse, max_bytes: int) -> bytes:

@@ -51,23 +51,24 @@ class McpSession:
 
     async def open(self, timeout_s: float) -> None:
         """Shows that the server is ready. Raises BackendError."""
+        until = _now() + timeout_s
         async with self._opening:
             if self._open:
                 return
             self._headers = dict(self._base_headers)
-            result, headers = await self._exchange("initialize", INITIALIZE, timeout_s)
+            result, headers = await self._exchange("initialize", INITIALIZE, _left(until))
             self._headers["mcp-protocol-version"] = result.get("protocolVersion", PROTOCOL_VERSION)
             if session_id := headers.get("mcp-session-id"):
                 self._headers["mcp-session-id"] = session_id
                 # A server that gave no session id keeps nothing that this could change.
-                await self._send(INITIALIZED, timeout_s)
+                await self._send(INITIALIZED, _left(until))
             self._open = True
 
     async def list_tools(self, timeout_s: float) -> list[Tool]:
         tools: list[Tool] = []
         cursor: str | None = None
-        until = asyncio.get_running_loop().time() + timeout_s
-        while (left_s := until - asyncio.get_running_loop().time()) > 0:
+        until = _now() + timeout_s
+        while (left_s := until - _now()) > 0:
             params = {"cursor": cursor} if cursor else {}
             result = await self.request("tools/list", params, left_s)
             tools += tools_of(result)
@@ -85,11 +86,11 @@ class McpSession:
 
     async def request(self, method: str, params: Mapping[str, Any], timeout_s: float) -> Any:
         """Raises BackendError; `lost` when the server knows neither the session nor a new one."""
-        until = asyncio.get_running_loop().time() + timeout_s
+        until = _now() + timeout_s
         for attempt in range(2):
             try:
-                await self.open(timeout_s)
-                return (await self._exchange(method, params, timeout_s))[0]
+                await self._open_first(_left(until))
+                return (await self._exchange(method, params, _left(until)))[0]
             except HttpError as error:
                 if error.status != 404:
                     raise
@@ -98,7 +99,6 @@ class McpSession:
                     message = f"the environment is gone: {error}"
                     raise BackendError("lost", message, delivered=False, lost=True) from error
                 self._open = False
-                timeout_s = max(0.001, until - asyncio.get_running_loop().time())
         raise AssertionError("the second attempt returns or raises")
 
     async def close(self, timeout_s: float) -> None:
@@ -119,6 +119,14 @@ class McpSession:
                 # Servers may refuse to end sessions (405), or have done so already (404).
                 if error.status not in (404, 405):
                     raise
+
+    async def _open_first(self, timeout_s: float) -> None:
+        """Whatever fails here, the request that it is for has not been sent."""
+        try:
+            await self.open(timeout_s)
+        except BackendError as error:
+            error.delivered = False
+            raise
 
     async def _exchange(
         self, method: str, params: Mapping[str, Any], timeout_s: float
@@ -144,3 +152,11 @@ class McpSession:
             headers=self._headers,
             message_id=cast("int | None", message.get("id")),
         )
+
+
+def _left(until: float) -> float:
+    return max(0.001, until - _now())
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
