@@ -66,7 +66,8 @@ class CallGates:
 
 @dataclass(slots=True)
 class _Call:
-    """`sent_at` is when it first had a place."""
+    """`sent_at` is when it first had a place; `unknown` whether an attempt that failed may have
+    changed something."""
 
     session: Session
     tool: Tool
@@ -74,6 +75,11 @@ class _Call:
     until: float
     attempts: int = 0
     sent_at: float | None = None
+    unknown: bool = False
+
+    @property
+    def reads(self) -> bool:
+        return self.tool.read_only or only_looks(self.tool.name, self.arguments)
 
 
 class Caller:
@@ -105,8 +111,7 @@ class Caller:
             async with _turn(session, until):
                 answer = await self._attempts(call)
         except TimeoutError:
-            message = "the call waited for its turn until its deadline"
-            answer = replace(_told(Outcome.DEADLINE, message), attempts=call.attempts)
+            answer = _out_of_time(call)
         parts = answer.parts
         if session.screen is not None:
             parts = await session.screen.shown_parts(parts)
@@ -129,10 +134,12 @@ class Caller:
             try:
                 result = await self._attempt(call, session.instance)
             except BackendError as failure:
+                call.unknown |= failure.delivered is None and not call.reads
                 error = await self._examined(call, session.instance, failure)
                 decision = decide(
                     error,
-                    repeatable=tool.repeatable or only_looks(tool.name, call.arguments),
+                    repeatable=tool.repeatable or call.reads,
+                    unknown=call.unknown,
                     remaining_s=call.until - _now(),
                     backoff=backoff,
                     budget=self.budget,
@@ -211,6 +218,13 @@ def _failed(call: _Call, error: BackendError, decision: Decision) -> Answer:
     episode.lost |= error.lost
     episode.tainted |= outcome is Outcome.OUTCOME_UNKNOWN
     return replace(_told(outcome, str(error)), attempts=call.attempts)
+
+
+def _out_of_time(call: _Call) -> Answer:
+    call.session.episode.tainted |= call.unknown
+    outcome = Outcome.OUTCOME_UNKNOWN if call.unknown else Outcome.DEADLINE
+    message = "the call waited for its turn until its deadline"
+    return replace(_told(outcome, message), attempts=call.attempts)
 
 
 def _arguments(session: Session, tool: Tool, arguments_json: str) -> dict[str, Any]:

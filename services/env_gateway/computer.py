@@ -158,9 +158,9 @@ def decoded(part: Part) -> Part:
     try:
         answer = json.loads(part.text)
         encoded = answer["base64_image"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return part
-    if not encoded:
+    if not encoded or not isinstance(encoded, str):
         return Text("Screenshot capture failed (null image)")
     match = _DATA_URL.match(encoded)
     mime = match["mime"] if match else "image/png"

@@ -73,12 +73,16 @@ def decide(
     error: BackendError,
     *,
     repeatable: bool,
+    unknown: bool,
     remaining_s: float,
     backoff: Backoff,
     budget: RetryBudget,
 ) -> Decision:
-    """Judge one failed attempt of a tool call with `remaining_s` left until its deadline."""
-    verdict = _verdict(error, repeatable=repeatable)
+    """Judge one failed attempt of a tool call with `remaining_s` left until its deadline.
+
+    `unknown`: this attempt or one before it may have changed something.
+    """
+    verdict = _verdict(error, unknown=unknown)
     safe = error.delivered is False or repeatable
     if error.lost or error.invalid or error.bad_arguments or not safe:
         return Decision(verdict)
@@ -91,11 +95,11 @@ def decide(
     return Decision(verdict, wait_s)
 
 
-def _verdict(error: BackendError, *, repeatable: bool) -> Verdict:
+def _verdict(error: BackendError, *, unknown: bool) -> Verdict:
+    if unknown:
+        return Verdict.OUTCOME_UNKNOWN
     if error.bad_arguments:
         return Verdict.BAD_ARGUMENTS
-    if error.delivered is None and not repeatable:
-        return Verdict.OUTCOME_UNKNOWN
     if error.lost:
         return Verdict.SESSION_LOST
     if error.kind == "timeout":

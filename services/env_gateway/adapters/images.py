@@ -9,8 +9,18 @@ from services.env_gateway.computer import Size, UnreadableImageError, media
 from services.env_gateway.ports import Media
 
 # A picture of more pixels is refused before it is decoded: a small file can hold a huge one.
-_MAX_PIXELS = 64 * 2**20
+# The largest screens have 7680 x 4320.
+_MAX_PIXELS = 32 * 2**20
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+# Pillow's for files that are broken: SyntaxError is for chunks of PNG files.
+_BROKEN = (
+    UnidentifiedImageError,
+    OSError,
+    ValueError,
+    SyntaxError,
+    Image.DecompressionBombError,
+    Image.DecompressionBombWarning,
+)
 
 
 async def scale(part: Media, max_side: int) -> Media:
@@ -32,6 +42,6 @@ def _scale(part: Media, max_side: int) -> Media:
             image.thumbnail((size.width, size.height), Image.Resampling.LANCZOS)
             written = io.BytesIO()
             image.save(written, "PNG")
-    except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
+    except _BROKEN as error:
         raise UnreadableImageError(f"{part.mime} of {part.size} bytes: {error}") from error
     return media(written.getvalue(), "image/png")
