@@ -6,7 +6,7 @@ A grade that is not known is never 0: it would push the policy away from what ma
 import ast
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import cast
@@ -17,12 +17,11 @@ _STDOUT_BYTES = 64 * 2**10
 _CHECKS_KEPT = 200
 # 200 passed and 200 failed checks fit into one message, whatever their characters.
 _CHECK_CHARS = 500
-_ACCUMULATOR = re.compile(
-    r">>> (?P<kind>ERROR|SUCCESS)_ACCUMULATOR >>>\n(?P<body>.*?)\n<<< (?P=kind)_ACCUMULATOR <<<",
-    re.DOTALL,
-)
+_OPENED = re.compile(r">>> (?P<kind>ERROR|SUCCESS)_ACCUMULATOR >>>\n")
+# Of a longer output only this much, its end, is searched for checks.
+_SEARCHED_CHARS = 2**19
 _APP = re.compile(r"^(?P<name>App \S.*?): (?P<passed>[01])[ \t\r]*$", re.MULTILINE)
-_JUDGE_ERROR = re.compile(r"^\s*JUDGE ERROR:(?P<detail>.*)$", re.MULTILINE)
+_JUDGE_ERROR = re.compile(r"^[^\S\n]*JUDGE ERROR:(?P<detail>.*)$", re.MULTILINE)
 
 
 class Reason(StrEnum):
@@ -97,11 +96,12 @@ def parse_checks(stdout: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     A verifier over several apps prints `App NAME: 0` or `App NAME: 1` for each, and then these are
     its checks; others print lists of what passed and what failed.
     """
+    stdout = stdout[-_SEARCHED_CHARS:]
     if apps := {match["name"]: match["passed"] == "1" for match in _APP.finditer(stdout)}:
         return _named(apps, passed=True), _named(apps, passed=False)
     found: dict[str, tuple[str, ...]] = {"SUCCESS": (), "ERROR": ()}
-    for match in _ACCUMULATOR.finditer(stdout):
-        found[match["kind"]] = _checks(match["body"])
+    for kind, body in _accumulators(stdout):
+        found[kind] = _checks(body)
     return found["SUCCESS"], found["ERROR"]
 
 
@@ -174,6 +174,22 @@ def _is_finite(result: object) -> bool:
 def _named(apps: Mapping[str, bool], *, passed: bool) -> tuple[str, ...]:
     names = [name[:_CHECK_CHARS] for name, value in apps.items() if value is passed]
     return tuple(names[:_CHECKS_KEPT])
+
+
+def _accumulators(stdout: str) -> Iterator[tuple[str, str]]:
+    """(kind, text) of each. In one pass: a pattern for the whole would search the rest anew for
+    each that is never closed."""
+    at = 0
+    unclosed: set[str] = set()
+    while len(unclosed) < 2 and (opened := _OPENED.search(stdout, at)) is not None:
+        at, kind = opened.end(), opened["kind"]
+        closing = f"\n<<< {kind}_ACCUMULATOR <<<"
+        end = -1 if kind in unclosed else stdout.find(closing, at)
+        if end < 0:
+            unclosed.add(kind)
+        else:
+            yield kind, stdout[at:end]
+            at = end + len(closing)
 
 
 def _checks(body: str) -> tuple[str, ...]:
