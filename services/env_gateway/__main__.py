@@ -34,7 +34,7 @@ async def serve(runtime: Runtime[EnvGatewayConfig]) -> None:
     from services.env_gateway.gateway import Gateway
     from services.env_gateway.journal import Journal
     from services.env_gateway.service import EpisodeService
-    from services.env_gateway.verdicts import VerifierRunner, load_digests
+    from services.env_gateway.verdicts import VerifierRunner, load_digests, load_verifiers
     from services.env_gateway.verify.pool import VerifierPool
 
     config = runtime.config
@@ -51,7 +51,8 @@ async def serve(runtime: Runtime[EnvGatewayConfig]) -> None:
         backends = await stack.enter_async_context(_backends(config))
         journal = Journal(runtime.run_dir / f"{runtime.worker_id}.sqlite")
         stack.callback(journal.close)
-        runner = VerifierRunner(verifiers, pool, load_digests(verifiers.digests))
+        digests = load_digests(verifiers.digests)
+        runner = VerifierRunner(verifiers, pool, digests, by_env=load_verifiers(config))
         incarnation = f"{runtime.run_id}.{runtime.worker_id}.{runtime.incarnation[:8]}"
         watchdog = runtime.watchdog
         watchdog.limit_s = config.stall_s

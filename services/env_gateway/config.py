@@ -22,10 +22,12 @@ class ScreenConfig(Model):
 
 
 class EnvironmentConfig(Model):
-    """One environment; what is not set here is the section's own."""
+    """One environment; what is not set here is the section's own. `verifier` is a file of Python
+    that grades tasks which bring no verifier."""
 
     backend: BackendName | None = None
     screen: ScreenConfig | None = None
+    verifier: Path | None = None
     max_episodes: Count | None = None
     max_calls: Count | None = None
 

@@ -119,6 +119,8 @@ class Submission:
     task: Task
     final_answer: str | None
     conversation: str | None
+    # Tools that a verifier may call.
+    readable: frozenset[str] = frozenset()
 
 
 class Instance(Protocol):
@@ -210,6 +212,8 @@ class Backend(Protocol):
 
 
 QueryFn = Callable[[str, str, Sequence[SqlValue]], Awaitable[Rows]]
+# Raises QueryError for a tool that a verifier may not call.
+CallFn = Callable[[str, Mapping[str, Any]], Awaitable[CallResult]]
 SnapshotFn = Callable[[str], Awaitable[bytes | None]]
 
 
@@ -217,6 +221,7 @@ SnapshotFn = Callable[[str], Awaitable[bytes | None]]
 class Verification:
     """A verifier, the arguments it is given besides `env`, and how it sees the final state.
 
+    `call` makes tool calls that only read; without it there are none to make.
     One that is not `trusted` may try anything to get at more than that.
     """
 
@@ -225,6 +230,7 @@ class Verification:
     query: QueryFn
     snapshot: SnapshotFn
     arguments: Mapping[str, str | None]
+    call: CallFn | None = None
     trusted: bool = False
 
 

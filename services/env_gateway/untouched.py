@@ -63,6 +63,8 @@ async def _measure(verification: Verification, run: Run) -> frozenset[str] | Non
             verification,
             query=lambda db, sql, args: verification.query("seed", sql, args),
             snapshot=lambda db: verification.snapshot("seed"),
+            # Tools show the state as it is now.
+            call=None,
             # An answer that was given may pass a check by itself.
             arguments=dict.fromkeys(verification.arguments, ""),
         )

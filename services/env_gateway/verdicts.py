@@ -3,11 +3,13 @@
 import asyncio
 import hashlib
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from services.env_gateway.config import VerifiersConfig
+from services.common.errors import ConfigError
+from services.env_gateway.config import EnvGatewayConfig, VerifiersConfig
 from services.env_gateway.grading import (
     Grade,
     Reason,
@@ -21,9 +23,12 @@ from services.env_gateway.grading import (
 )
 from services.env_gateway.ports import (
     BackendError,
+    CallFn,
+    CallResult,
     Execution,
     Grader,
     Instance,
+    QueryError,
     QueryFn,
     Rows,
     SqlValue,
@@ -46,6 +51,22 @@ def load_digests(path: Path) -> frozenset[str]:
     return frozenset(line.split()[0].lower() for line in lines if line.strip())
 
 
+def load_verifiers(config: EnvGatewayConfig) -> dict[str, str]:
+    """Sources of `environments.KEY.verifier`. Raises ConfigError naming a file that is not there or
+    holds no verifier."""
+    sources: dict[str, str] = {}
+    for env_key, environment in config.environments.items():
+        if environment.verifier is None:
+            continue
+        try:
+            sources[env_key] = environment.verifier.read_text()
+            find_verifier(sources[env_key])
+        except (OSError, ValueError) as error:
+            where = f"env_gateway.environments.{env_key}.verifier"
+            raise ConfigError(f"{where}: {environment.verifier}: {error}") from error
+    return sources
+
+
 class _NoVerifierError(VerifierError):
     """There is no source at all."""
 
@@ -59,7 +80,9 @@ class VerifierRunner:
         grader: Grader,
         digests: frozenset[str],
         rng: random.Random | None = None,
+        by_env: Mapping[str, str] | None = None,
     ) -> None:
+        self._by_env = by_env or {}
         self._config = config
         self._grader = grader
         self._digests = digests
@@ -70,11 +93,19 @@ class VerifierRunner:
         """Waits for the call in flight, so that the state is final. Never raises for what a
         verifier or an environment does."""
         until = min(_now() + timeout_s, session.episode.ends_at)
+        submission = self._completed(session, submission)
         try:
             async with asyncio.timeout_at(until), session.turn:
                 return await self._grade(session, submission, until)
         except TimeoutError:
             return no_grade(Reason.TIMEOUT, f"no grade within {timeout_s:.1f} s")
+
+    def _completed(self, session: Session, submission: Submission) -> Submission:
+        """With the environment's verifier for a task that brings none."""
+        task = submission.task
+        readable = frozenset(tool.name for tool in session.tools.values() if tool.read_only)
+        verifier = task.verifier or self._by_env.get(task.env_key)
+        return replace(submission, task=replace(task, verifier=verifier), readable=readable)
 
     async def _grade(self, session: Session, submission: Submission, until: float) -> Grade:
         instance = session.instance
@@ -110,6 +141,7 @@ class VerifierRunner:
             query=_query(instance, until),
             snapshot=lambda db: instance.snapshot(db, timeout_s=_left(until)),
             arguments=_arguments(function, submission),
+            call=_call(instance, submission.readable, until),
             trusted=hashlib.sha256(source.encode()).hexdigest() in self._digests,
         )
 
@@ -201,6 +233,16 @@ def _query(instance: Instance, until: float) -> QueryFn:
         return await instance.query(db, sql, args, timeout_s=_left(until))
 
     return query
+
+
+def _call(instance: Instance, readable: frozenset[str], until: float) -> CallFn:
+    async def call(name: str, arguments: Mapping[str, Any]) -> CallResult:
+        # A verifier may run more than once, and on a server that others share.
+        if name not in readable:
+            raise QueryError(f"a verifier may call tools that only read, and {name!r} is none")
+        return await instance.call(name, arguments, timeout_s=_left(until))
+
+    return call
 
 
 def _left(until: float) -> float:

@@ -20,11 +20,17 @@ TASK_FAILED_SCORE = 0
 
 # (database, sql, arguments) to (columns, rows); raises sqlite3.Error.
 RunQuery = Callable[[str, str, Sequence[Any]], tuple[Sequence[str], Sequence[Sequence[Any]]]]
+# Raises ToolError.
+CallTool = Callable[[str, Mapping[str, Any]], str]
 
 _PUNCTUATION = str.maketrans(string.punctuation, " " * len(string.punctuation))
 _NUMBER = re.compile(r"-?\d+\.?\d*")
 _FLEET_IMPORT = re.compile(r"^[ \t]*(from fleet\b.*? import .*|import fleet\b.*)$\n?", re.MULTILINE)
 _DECORATOR = re.compile(r"^@verifier\b(\([^)]*\))?[ \t]*\n", re.MULTILINE)
+
+
+class ToolError(Exception):
+    """A tool refused, failed, or may not be called by a verifier."""
 
 
 class StatementError(sqlite3.OperationalError):
@@ -115,14 +121,28 @@ class _Instance:
 class Environment:
     """The `env` of a verifier."""
 
-    def __init__(self, run: RunQuery) -> None:
+    def __init__(self, run: RunQuery, call: CallTool | None = None) -> None:
         self.instance = _Instance()
         self._run = run
+        self._call = call
 
     def db(self, name: str = "current") -> Database:
         if name not in ("seed", "current"):
             raise KeyError(f"unknown database {name!r}: there are 'seed' and 'current'")
         return Database(name, self._run)
+
+    def call_tool(self, name: str, **arguments: Any) -> Any:
+        """What a tool that only reads answers: JSON as a value, other text as it is.
+
+        Not of Fleet's dialect: for servers that show no database. Raises ToolError.
+        """
+        if self._call is None:
+            raise ToolError("there are no tools to call")
+        text = self._call(name, arguments)
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
 
 
 def normalized_contains(target: str, blob: Any) -> bool:

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.common.log import get_logger
-from services.env_gateway.ports import BackendError, QueryError, Verification
+from services.env_gateway.ports import BackendError, QueryError, Text, Verification
 from services.env_gateway.verify.protocol import (
     LINE_BYTES,
     Budget,
+    Call,
     Done,
     Message,
     ProtocolError,
@@ -28,6 +29,7 @@ _LOG = get_logger(__name__)
 _START_S = 30.0
 _END_S = 5.0
 _STDERR_BYTES = 4096
+_ANSWER_CHARS = 2**20
 
 
 class StartError(Exception):
@@ -227,8 +229,20 @@ class _Answers:
                 return base64.b64encode(content).decode()
             case Query(db, sql, args) if db in self._asked:
                 return await self._rows(db, sql, args)
+            case Call(name, arguments):
+                return await self._called(name, arguments)
             case _:
                 raise ProtocolError("the verifier's process asked what it had no reason to")
+
+    async def _called(self, name: str, arguments: dict[str, Any]) -> Any:
+        if self._verification.call is None:
+            return {"error": "there are no tools to call"}
+        try:
+            result = await self._verification.call(name, arguments)
+        except QueryError as error:
+            return {"error": str(error)}
+        text = "\n".join(part.text for part in result.parts if isinstance(part, Text))
+        return {"error": text} if result.is_error else {"text": text[:_ANSWER_CHARS]}
 
     async def _rows(self, db: str, sql: str, args: Sequence[Any]) -> Any:
         try:

@@ -44,13 +44,21 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """Asks for a tool call that only reads."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     result: bool | int | float | str | None
     stdout: str
     error: str | None
 
 
-Message = Ready | Snapshot | Query | Done
+Message = Ready | Snapshot | Query | Call | Done
 
 
 def parse(line: bytes) -> Message:
@@ -67,6 +75,8 @@ def parse(line: bytes) -> Message:
         case {"query": str(sql), "db": str(db), "args": list()} if db in _DATABASES:
             args = cast("list[Any]", message["args"])
             return Query(db, sql, tuple(_value(arg) for arg in args))
+        case {"call": str(name), "arguments": dict()}:
+            return Call(name, cast("dict[str, Any]", message["arguments"]))
         case {"done": {"stdout": str(stdout)}}:
             return _done(stdout, message["done"])
         case _:

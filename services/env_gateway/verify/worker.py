@@ -22,11 +22,13 @@ from typing import Any, TextIO
 from services.env_gateway.verify.dialect import (
     Environment,
     StatementError,
+    ToolError,
     verifier_globals,
     without_fleet,
 )
 
 _STDOUT_CHARS = 2**18
+_END_CHARS = _STDOUT_CHARS // 2
 _RESULT_CHARS = 200
 _INT_BITS = 1024
 _ERROR_CHARS = 4000
@@ -37,11 +39,30 @@ Ask = Callable[[Mapping[str, Any]], Any]
 
 
 class Bounded(io.StringIO):
-    """Keeps the first `_STDOUT_CHARS` characters and counts the rest as printed."""
+    """Keeps the beginning and the end of what is printed, `_STDOUT_CHARS` together: what a judge
+    said, and which checks passed, comes last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: list[str] = []
+        self._last_chars = 0
 
     def write(self, s: str, /) -> int:
-        super().write(s[: max(0, _STDOUT_CHARS - self.tell())])
+        room = max(0, _END_CHARS - self.tell())
+        super().write(s[:room])
+        if rest := s[room:]:
+            self._last.append(rest)
+            self._last_chars += len(rest)
+        if self._last_chars > 2 * _END_CHARS:
+            self._last = ["".join(self._last)[-_END_CHARS - 1 :]]
+            self._last_chars = _END_CHARS + 1
         return len(s)
+
+    def getvalue(self) -> str:
+        last = "".join(self._last)
+        if len(last) > _END_CHARS:
+            last = f"\n...\n{last[-_END_CHARS:]}"
+        return super().getvalue() + last
 
 
 class Databases:
@@ -101,7 +122,8 @@ class Worker:
             with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
                 names = verifier_globals()
                 exec(self._code(job["source"]), names)
-                value = names[job["function"]](Environment(databases.run), **job["arguments"])
+                env = Environment(databases.run, self._call)
+                value = names[job["function"]](env, **job["arguments"])
             return {"result": _plain(value), "stdout": printed.getvalue()}
         except EOFError:
             raise
@@ -119,6 +141,12 @@ class Worker:
             code = compile(without_fleet(source), "<verifier>", "exec")
             self._compiled[source] = code
         return code
+
+    def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        answer = self._ask({"call": name, "arguments": dict(arguments)})
+        if "error" in answer:
+            raise ToolError(answer["error"])
+        return answer["text"]
 
     def _ask(self, question: Mapping[str, Any]) -> Any:
         self._write(question)
