@@ -125,6 +125,43 @@ async def test_a_command_that_is_no_server_is_lost_at_once() -> None:
     await backend.close()
 
 
+def talkative(how: str) -> McpStdioBackend:
+    server = Path(__file__).with_name("talkative_server.py")
+    return McpStdioBackend(McpConfig(transport="stdio", command=(sys.executable, str(server), how)))
+
+
+async def test_a_line_nested_too_deeply_is_passed_over_and_the_process_can_be_ended() -> None:
+    backend = talkative("nested")
+    instance = await backend.provision(request("e1"), timeout_s=20.0)
+    server = instance._server  # pyright: ignore[reportPrivateUsage]
+    await server.request("initialize", {}, 20.0)
+    with pytest.raises(BackendError) as caught:
+        await instance.call("t", {}, timeout_s=0.5)
+    assert (caught.value.kind, caught.value.delivered) == ("timeout", None)
+    await instance.close(timeout_s=5.0)
+    assert server.process.returncode is not None
+
+
+async def test_a_list_of_tools_without_an_end_ends_in_time() -> None:
+    backend = talkative("endless")
+    instance = await backend.provision(request("e1"), timeout_s=20.0)
+    try:
+        async with asyncio.timeout(10.0):
+            with pytest.raises(BackendError) as caught:
+                await instance.list_tools(timeout_s=2.0)
+        assert caught.value.kind == "timeout"
+    finally:
+        await backend.close()
+
+
+async def test_a_list_of_tools_that_is_none_is_the_servers_fault() -> None:
+    backend = talkative("none")
+    instance = await backend.provision(request("e1"), timeout_s=20.0)
+    with pytest.raises(BackendError, match="not as MCP has it"):
+        await instance.list_tools(timeout_s=10.0)
+    await backend.close()
+
+
 def test_stdio_without_a_command_is_refused() -> None:
     with pytest.raises(ValueError, match='transport "stdio" needs a command'):
         McpConfig(transport="stdio", url="http://127.0.0.1:1")

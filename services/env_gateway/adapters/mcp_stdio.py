@@ -12,7 +12,7 @@ from services.env_gateway.adapters.mcp_wire import (
     INITIALIZED,
     call_result,
     result_of,
-    tool_of,
+    tools_of,
 )
 from services.env_gateway.adapters.process import end, inherited_environment, spawn
 from services.env_gateway.backend_config import McpConfig
@@ -71,8 +71,8 @@ class StdioServer:
 
     async def close(self) -> None:
         self._reading.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._reading
+        # Whatever it ended with, the process must end too.
+        await asyncio.wait({self._reading})
         await end(self.process)
 
     def _check(self) -> None:
@@ -112,7 +112,7 @@ class StdioServer:
         """Hand a response to whoever waits; what else the server says is passed over."""
         try:
             message = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             return
         if not isinstance(message, dict) or "method" in message:
             return
@@ -135,11 +135,12 @@ class StdioInstance:
         self._initialized = False
 
     async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:
+        until = _now() + timeout_s
         if not self._initialized:
             await self._server.request("initialize", INITIALIZE, timeout_s)
             await self._server.notify(INITIALIZED)
             self._initialized = True
-        return [self._backend.classed(tool_of(item)) for item in await self._items(timeout_s)]
+        return [self._backend.classed(tool) for tool in await self._listed(until)]
 
     async def observe(self, *, timeout_s: float) -> Sequence[Part]:
         return ()
@@ -163,14 +164,15 @@ class StdioInstance:
         self._backend.forget(self.instance_id)
         await self._server.close()
 
-    async def _items(self, timeout_s: float) -> list[Mapping[str, Any]]:
-        items: list[Mapping[str, Any]] = []
+    async def _listed(self, until: float) -> list[Tool]:
+        tools: list[Tool] = []
         params: dict[str, Any] = {}
         while True:
-            result = await self._server.request("tools/list", params, timeout_s)
-            items += result.get("tools", [])
+            left_s = max(0.001, until - _now())
+            result = await self._server.request("tools/list", params, left_s)
+            tools += tools_of(result)
             if not (cursor := result.get("nextCursor")):
-                return items
+                return tools
             params = {"cursor": cursor}
 
 
@@ -226,3 +228,7 @@ def _environment(task: Task) -> dict[str, str]:
 
 def _lost(why: str, *, delivered: bool | None) -> BackendError:
     return BackendError("lost", f"the MCP server is gone: {why}", delivered=delivered, lost=True)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -49,10 +49,6 @@ def tools_of(result: Mapping[str, Any]) -> list[Tool]:
     return _understood("tools/list", lambda: [_tool(item) for item in result.get("tools", [])])
 
 
-def tool_of(item: Any) -> Tool:
-    return _understood("tools/list", lambda: _tool(item))
-
-
 def _understood(method: str, read: Callable[[], T]) -> T:
     try:
         return read()
