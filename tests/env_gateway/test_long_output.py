@@ -1,0 +1,64 @@
+"""What verifiers print, however much and of whatever kind, is read in time and to its end."""
+
+import time
+
+import pytest
+
+from services.env_gateway.grading import Reason, judge, parse_checks
+from services.env_gateway.ports import Execution
+from services.env_gateway.verify.worker import Bounded
+
+OPENED = ">>> ERROR_ACCUMULATOR >>>\n"
+
+
+@pytest.mark.parametrize(
+    "stdout",
+    [
+        "\n" * 2**18,
+        "\r\n \t" * 2**16,
+        OPENED * 10_000,
+        (OPENED + "x\n<<< SUCCESS_ACCUMULATOR <<<\n") * 5_000,
+        "App x" + ": 0 " * 2**16,
+        "\n" * 10_000_000,
+    ],
+    ids=["lines", "blanks", "openers", "crossed", "apps", "megabytes"],
+)
+def test_no_output_holds_the_gateway_up(stdout: str) -> None:
+    started = time.perf_counter()
+    assert judge(Execution(result=0, stdout=stdout), attempts=1).reward == 0.0
+    assert time.perf_counter() - started < 0.5
+
+
+def test_checks_are_read_as_before() -> None:
+    stdout = (
+        "noise\n>>> SUCCESS_ACCUMULATOR >>>\n['a']\n<<< SUCCESS_ACCUMULATOR <<<\n"
+        ">>> SUCCESS_ACCUMULATOR >>>\n['a', 'b']\n<<< SUCCESS_ACCUMULATOR <<<\n"
+        ">>> ERROR_ACCUMULATOR >>>\n>>> SUCCESS_ACCUMULATOR >>>\nc\n<<< ERROR_ACCUMULATOR <<<\n"
+        ">>> ERROR_ACCUMULATOR >>>\nnever closed"
+    )
+    assert parse_checks(stdout) == (("a", "b"), (">>> SUCCESS_ACCUMULATOR >>>", "c"))
+
+
+@pytest.mark.parametrize("before", ["", "some text\n", "\n\n  \t"])
+def test_a_judge_that_failed_is_found_at_the_start_of_any_line(before: str) -> None:
+    grade = judge(Execution(result=0, stdout=f"{before}JUDGE ERROR: no\nmore"), attempts=1)
+    assert (grade.reward, grade.reason, grade.detail) == (None, Reason.JUDGE_ERROR, "no")
+
+
+def test_the_end_of_what_a_verifier_prints_is_kept() -> None:
+    """The checks are printed last, and so is that a judge failed."""
+    printed = Bounded()
+    for line in range(100_000):
+        printed.write(f"line {line}\n")
+    printed.write("JUDGE ERROR: no answer\n")
+    kept = printed.getvalue()
+    assert len(kept) < 2**18 + 100
+    assert kept.startswith("line 0\n") and kept.endswith("line 99999\nJUDGE ERROR: no answer\n")
+    assert judge(Execution(result=0, stdout=kept), attempts=1).reason is Reason.JUDGE_ERROR
+
+
+def test_one_long_text_is_kept_at_both_ends() -> None:
+    printed = Bounded()
+    assert printed.write("a" * 2**20 + "b" * 2**20) == 2**21
+    kept = printed.getvalue()
+    assert kept.startswith("aaa") and kept.endswith("bbb") and len(kept) < 2**18 + 100
