@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -117,11 +118,8 @@ class FleetInstance:
         self._check()
         until = _now() + timeout_s
         execution = await verifier.run(self._id, submission, timeout_s)
-        # A verifier may also take what an instance that has gone does not answer for a failed task.
-        in_doubt = execution.error is not None or not execution.result
-        if in_doubt and await self._has_ended(until):
-            return Execution(error=self._ended, stdout=execution.stdout, instance_lost=True)
-        return execution
+        passed = execution.error is None and execution.result
+        return execution if passed else await self._confirmed(execution, until)
 
     async def query(self, db: str, sql: str, args: Sequence[SqlValue], *, timeout_s: float) -> Rows:
         url = fleet_wire.query_url(self._runner, db)
@@ -176,11 +174,29 @@ class FleetInstance:
             # A session says so of a 404, which a proxy gives for a server that is down.
             raise BackendError("not_found", str(error), delivered=False) from error
 
+    async def _confirmed(self, execution: Execution, until: float) -> Execution:
+        """A verifier may also take what an instance that has gone does not answer for a failed
+        task: its zero is one only of an instance that is known to run."""
+        try:
+            await self._examine(until)
+        except BackendError as error:
+            message = f"failed, and it is not known whether the instance still ran: {error}"
+            return replace(execution, error=execution.error or message, retryable=True)
+        if self._ended is not None:
+            return Execution(error=self._ended, stdout=execution.stdout, instance_lost=True)
+        return execution
+
     async def _has_ended(self, until: float) -> bool:
-        left_s = min(_CHECK_S, until - _now())
-        if self._ended is None and left_s > 0:
-            self._ended = await self._backend.ended(self.instance_id, left_s)
+        """Whether that is certain."""
+        with suppress(BackendError):
+            await self._examine(until)
         return self._ended is not None
+
+    async def _examine(self, until: float) -> None:
+        """Raises BackendError when nobody can say whether the instance runs."""
+        if self._ended is None:
+            left_s = min(_CHECK_S, until - _now())
+            self._ended = await self._backend.ended(self.instance_id, max(0.001, left_s))
 
     def _check(self) -> None:
         """Raises BackendError. Not delivered: what a call may have done has gone with the rest."""
@@ -248,7 +264,7 @@ class FleetBackend:
             await self._browsers.release(lease_id, timeout_s=_left(until))
 
     async def ended(self, joined: str, timeout_s: float) -> str | None:
-        """Why an instance, or its browser, is certainly gone; None when nobody can say so."""
+        """Why an instance, or its browser, is gone. Raises BackendError when nobody can say."""
         until = _now() + timeout_s
         instance_id, *leases = split_id(joined)
         why = await self.api.ended(instance_id, timeout_s)

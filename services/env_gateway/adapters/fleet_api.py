@@ -131,13 +131,13 @@ class FleetApi:
         return running
 
     async def ended(self, instance_id: str, timeout_s: float) -> str | None:
-        """Why an instance is certainly gone; None when it runs, or nobody can say."""
+        """Why an instance is gone; None when it runs. Raises BackendError when nobody can say."""
         try:
             body = await self._instance(instance_id, timeout_s)
         except FleetError as error:
-            return f"Fleet has no instance {instance_id}" if error.status == 404 else None
-        except BackendError:
-            return None
+            if error.status != 404:
+                raise
+            return f"Fleet has no instance {instance_id}"
         if body.get("status") not in _ENDED:
             return None
         why = body.get("termination_reason")

@@ -59,14 +59,14 @@ class Browsers:
                 raise
 
     async def ended(self, lease_id: str, timeout_s: float) -> str | None:
-        """Why a browser is certainly gone; None when it runs, or nobody can say."""
+        """Why a browser is gone; None when it runs. Raises BackendError when nobody can say."""
         path = f"{_PATH}/{quote(lease_id, safe='')}"
         try:
             await self._api.control("GET", path, timeout_s=timeout_s, base=self._base)
         except FleetError as error:
-            return f"Fleet has no browser {lease_id}" if error.status == 404 else None
-        except BackendError:
-            return None
+            if error.status != 404:
+                raise
+            return f"Fleet has no browser {lease_id}"
         return None
 
 

@@ -162,7 +162,11 @@ class FleetOpenEnvInstance:
         )
 
     async def _ended(self) -> str | None:
-        return await self._api.ended(self.instance_id, _CHECK_S)
+        """Why the instance is certainly gone; None when it runs, or nobody can say."""
+        try:
+            return await self._api.ended(self.instance_id, _CHECK_S)
+        except BackendError:
+            return None
 
     async def _release_browser(self) -> None:
         try:
