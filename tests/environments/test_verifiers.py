@@ -15,6 +15,8 @@ from tests.environments.dialect import grade, grade_in_detail
 
 ROOT = Path(environments.__file__).parent
 KINDS = [(key, kind) for key, app in APPS.items() for kind in app.kinds]
+# Of the final answer alone: no app's state.
+ANSWERS = [("gsm8k", "flexible"), ("gsm8k", "strict")]
 
 
 def examples(env_key: str, kind: str, count: int = 20) -> list[Instance]:
@@ -40,7 +42,8 @@ def test_the_digests_are_in_step_with_the_sources() -> None:
         f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(ROOT)}"
         for path in sources
     ], "run: cd environments && sha256sum */verifiers/*.py > verifiers.sha256"
-    assert {(path.parent.parent.name, path.stem) for path in sources} == set(KINDS)
+    of_apps = {(path.parent.parent.name, path.stem) for path in sources} - set(ANSWERS)
+    assert of_apps == set(KINDS)
 
 
 @pytest.mark.parametrize(("env_key", "kind"), KINDS)
