@@ -27,6 +27,9 @@ _OK, _FAILED = 0, 1
 _START_S = 60.0
 _OPEN_S = 180.0
 _CALL_S = 120.0
+_GRADE_S = 300.0
+# One message of the transcript is one of the wire's.
+_MESSAGE_CHARS = 100_000
 _CALL = re.compile(r"(?P<name>[^\s{]+)\s*(?P<arguments>\{.*\})?\s*", re.DOTALL)
 
 
@@ -75,8 +78,9 @@ async def _try(
         opened = await _open(stub, task, console)
         try:
             _show_ready(opened.ready, console)
-            await _calls(stub, opened.episode_id, console)
-            return await _grade(stub, opened.episode_id, answer, console)
+            messages = [_message("user", opened.ready.facts.prompt)]
+            messages += await _calls(stub, opened.episode_id, console)
+            return await _grade(stub, opened.episode_id, answer, messages, console)
         finally:
             request = pb.CloseEpisodeRequest(episode_id=opened.episode_id)
             await stub.CloseEpisode(request, timeout=_CALL_S)
@@ -159,7 +163,9 @@ def _show_ready(ready: pb.EpisodeReady, console: Console) -> None:
         console.print(f"tool     {tool.name}({arguments})  {''.join(description)}", markup=False)
 
 
-async def _calls(stub: Any, episode_id: str, console: Console) -> None:
+async def _calls(stub: Any, episode_id: str, console: Console) -> list[bytes]:
+    """Make the calls that standard input names; returns what was said, as transcript lines."""
+    messages: list[bytes] = []
     if sys.stdin.isatty():
         console.print('\none call a line, such as  look {"at": "it"}  ; Ctrl-D ends and grades')
     number = 0
@@ -177,9 +183,12 @@ async def _calls(stub: Any, episode_id: str, console: Console) -> None:
         number += 1
         answer = await stub.CallTool(request, timeout=_CALL_S)
         outcome = pb.ToolOutcome.Name(answer.outcome).removeprefix("TOOL_OUTCOME_").lower()
-        console.print(f"{match['name']}: {outcome}", *map(_text, answer.parts), markup=False)
+        texts = [_text(part) for part in answer.parts]
+        console.print(f"{match['name']}: {outcome}", *texts, markup=False)
+        messages += [_message("assistant", line.strip()), _message("tool", "\n".join(texts))]
         if answer.done:
-            return
+            break
+    return messages
 
 
 def _read(source: TextIO) -> str:
@@ -190,9 +199,13 @@ def _read(source: TextIO) -> str:
     return ""
 
 
-async def _grade(stub: Any, episode_id: str, answer: str | None, console: Console) -> int:
+async def _grade(
+    stub: Any, episode_id: str, answer: str | None, messages: Sequence[bytes], console: Console
+) -> int:
     header = pb.GradeHeader(episode_id=episode_id, final_answer=answer)
-    grade: pb.GradeResponse = await stub.Grade(iter([pb.GradeRequest(header=header)]), timeout=300)
+    requests = [pb.GradeRequest(header=header)]
+    requests += [pb.GradeRequest(transcript_chunk=message) for message in messages]
+    grade: pb.GradeResponse = await stub.Grade(iter(requests), timeout=_GRADE_S)
     for check in grade.checks_passed:
         console.print(f"passed   {check}", markup=False)
     for check in grade.checks_failed:
@@ -203,6 +216,10 @@ async def _grade(stub: Any, episode_id: str, answer: str | None, console: Consol
     reason = pb.NoGradeReason.Name(grade.no_grade.reason).removeprefix("NO_GRADE_REASON_").lower()
     console.print(f"no grade {reason}: {grade.no_grade.detail}", markup=False)
     return _FAILED
+
+
+def _message(role: str, content: str) -> bytes:
+    return json.dumps({"role": role, "content": content[:_MESSAGE_CHARS]}).encode() + b"\n"
 
 
 def _text(part: pb.ContentPart) -> str:
