@@ -3,10 +3,14 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import TYPE_CHECKING
 
 from services.common.main import RegistryContract, Runtime, entry
 from services.env_gateway.config import EnvGatewayConfig
 from services.env_gateway.ports import Backend
+
+if TYPE_CHECKING:
+    from services.env_gateway.gateway import Gateway
 
 _DOC = """Opens environments for rollout workers, calls their tools, grades and closes them.
 
@@ -30,54 +34,69 @@ async def serve(runtime: Runtime[EnvGatewayConfig]) -> None:
     """Serve until drained, then close every environment."""
     from flotilla.env_gateway.v1 import episode_service_pb2_grpc
     from services.common import rpc
+    from services.env_gateway.service import EpisodeService
+
+    runtime.watchdog.limit_s = runtime.config.stall_s
+    async with AsyncExitStack() as stack:
+        gateway = await _gateway(runtime, stack)
+        server = rpc.server(token=runtime.token)
+        service = EpisodeService(gateway, runtime.drain.set)
+        episode_service_pb2_grpc.add_EpisodeServiceServicer_to_server(service, server)
+        serving = await stack.enter_async_context(rpc.serving(server, runtime.listen))
+        keeping = asyncio.create_task(_keep(gateway))
+        serving.set_serving(True)
+        runtime.set_status(phase="serving", serving=True)
+        await runtime.announce(serving.address)
+        runtime.log.info(
+            "serving", address=serving.address, backends=sorted(runtime.config.backend_names)
+        )
+        await _until_drained(runtime, keeping)
+        runtime.set_status(phase="draining", serving=False)
+        serving.set_serving(False)
+        await gateway.drain(runtime.config.drain_s)
+
+
+async def _gateway(runtime: Runtime[EnvGatewayConfig], stack: AsyncExitStack) -> "Gateway":
+    """With what it needs, which `stack` then closes."""
     from services.env_gateway.adapters.images import scale
     from services.env_gateway.gateway import Gateway
     from services.env_gateway.journal import Journal
-    from services.env_gateway.service import EpisodeService
     from services.env_gateway.verdicts import VerifierRunner, load_digests, load_verifiers
     from services.env_gateway.verify.pool import VerifierPool
 
     config = runtime.config
     verifiers = config.verifiers
-    async with AsyncExitStack() as stack:
-        pool = VerifierPool(
-            size=verifiers.workers,
-            memory_bytes=verifiers.memory_bytes,
-            cpu_s=verifiers.timeout_s,
-            unsafe=verifiers.unsafe_local_verifiers,
-        )
-        stack.push_async_callback(pool.close)
-        await pool.start()
-        backends = await stack.enter_async_context(_backends(config))
-        journal = Journal(runtime.run_dir / f"{runtime.worker_id}.sqlite")
-        stack.callback(journal.close)
-        digests = load_digests(verifiers.digests)
-        runner = VerifierRunner(verifiers, pool, digests, by_env=load_verifiers(config))
-        incarnation = f"{runtime.run_id}.{runtime.worker_id}.{runtime.incarnation[:8]}"
-        watchdog = runtime.watchdog
-        watchdog.limit_s = config.stall_s
-        gateway = Gateway(
-            config,
-            backends,
-            runner,
-            journal,
-            incarnation=incarnation,
-            watchdog=watchdog,
-            scale=scale,
-        )
-        server = rpc.server(token=runtime.token)
-        service = EpisodeService(gateway, runtime.drain.set)
-        episode_service_pb2_grpc.add_EpisodeServiceServicer_to_server(service, server)
-        serving = await stack.enter_async_context(rpc.serving(server, runtime.listen))
-        keeping = asyncio.create_task(gateway.run())
-        serving.set_serving(True)
-        runtime.set_status(phase="serving", serving=True)
-        await runtime.announce(serving.address)
-        runtime.log.info("serving", address=serving.address, backends=sorted(backends))
-        await _until_drained(runtime, keeping)
-        runtime.set_status(phase="draining", serving=False)
-        serving.set_serving(False)
-        await gateway.drain(config.drain_s)
+    pool = VerifierPool(
+        size=verifiers.workers,
+        memory_bytes=verifiers.memory_bytes,
+        cpu_s=verifiers.timeout_s,
+        unsafe=verifiers.unsafe_local_verifiers,
+    )
+    stack.push_async_callback(pool.close)
+    await pool.start()
+    backends = await stack.enter_async_context(_backends(config))
+    journal = Journal(runtime.run_dir / f"{runtime.worker_id}.sqlite")
+    stack.callback(journal.close)
+    digests = load_digests(verifiers.digests)
+    return Gateway(
+        config,
+        backends,
+        VerifierRunner(verifiers, pool, digests, by_env=load_verifiers(config)),
+        journal,
+        incarnation=f"{runtime.run_id}.{runtime.worker_id}.{runtime.incarnation[:8]}",
+        watchdog=runtime.watchdog,
+        scale=scale,
+    )
+
+
+async def _keep(gateway: "Gateway") -> None:
+    """All that a gateway does unasked, for ever."""
+    from services.env_gateway import meters, overview
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(gateway.run())
+        tasks.create_task(meters.watch_loop())
+        tasks.create_task(overview.keep_showing(gateway))
 
 
 async def _until_drained(runtime: Runtime[EnvGatewayConfig], keeping: asyncio.Task[None]) -> None:

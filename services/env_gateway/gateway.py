@@ -241,14 +241,9 @@ class Gateway:
         if orphans := self.closer.reclaim(self._backends):
             _LOG.warning("closing_orphans", instances=orphans)
         period_s = min(1.0, self.config.lease_ttl_s / 4)
-        watching = asyncio.create_task(meters.watch_loop())
-        try:
-            while True:
-                await asyncio.sleep(period_s)
-                self.expire()
-                meters.show(self)
-        finally:
-            watching.cancel()
+        while True:
+            await asyncio.sleep(period_s)
+            self.expire()
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new episodes, wait for the open ones, then close what is left."""
