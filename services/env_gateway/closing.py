@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
 
 from services.common.log import get_logger
 from services.env_gateway.config import EnvGatewayConfig
@@ -13,6 +14,8 @@ from services.env_gateway.session import Session
 
 _LOG = get_logger(__name__)
 _BASE_S, _CAP_S = 0.5, 10.0
+# A server may ask for a pause of hours, in which the instance would run on.
+_LONGEST_S = 60.0
 
 
 class Closer:
@@ -35,6 +38,7 @@ class Closer:
         self._on_closed = on_closed
         self._rng = rng
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ending = asyncio.Event()
         # Read before anything is opened: what is open now is nobody's orphan.
         self._orphans = journal.orphans()
         self.closed = 0
@@ -63,7 +67,9 @@ class Closer:
         return count
 
     async def wait(self, timeout_s: float) -> None:
-        """Wait until everything is deleted; what is not by then stays in the journal."""
+        """Wait until everything is deleted, but not for what is refused for good; what is not
+        deleted by then stays in the journal."""
+        self._ending.set()
         if self._tasks:
             _, pending = await asyncio.wait(self._tasks, timeout=timeout_s)
             for task in pending:
@@ -71,6 +77,7 @@ class Closer:
             if pending:
                 await asyncio.wait(pending)
                 _LOG.warning("instances_left_open", instances=len(pending))
+        self._ending.clear()
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
@@ -81,7 +88,9 @@ class Closer:
         if session.opener is not None:
             await asyncio.wait({session.opener})
         if session.journaled:
-            await self._until_gone(session.episode.episode_id, lambda: self._delete(session))
+            episode_id = session.episode.episode_id
+            if not await self._until_gone(episode_id, lambda: self._delete(session)):
+                return
             self.closed += 1
         self._on_closed(session)
 
@@ -95,25 +104,37 @@ class Closer:
 
     async def _reclaim(self, backend: Backend, orphan: Orphan) -> None:
         timeout_s = self._config.close_timeout_s
-        await self._until_gone(
-            orphan.episode_id, lambda: backend.reclaim(orphan, timeout_s=timeout_s)
-        )
-        self.reclaimed += 1
-        _LOG.info("orphan_closed", episode_id=orphan.episode_id)
+        reclaim = lambda: backend.reclaim(orphan, timeout_s=timeout_s)  # noqa: E731
+        if await self._until_gone(orphan.episode_id, reclaim):
+            self.reclaimed += 1
+            _LOG.info("orphan_closed", episode_id=orphan.episode_id)
 
-    async def _until_gone(self, episode_id: str, delete: Callable[[], Awaitable[None]]) -> None:
+    async def _until_gone(self, episode_id: str, delete: Callable[[], Awaitable[None]]) -> bool:
+        """False when the gateway ends and the deletion is refused for good."""
         backoff = Backoff(base_s=_BASE_S, cap_s=_CAP_S, rng=self._rng)
         while True:
             try:
                 await delete()
+                self._journal.deleted(episode_id)
             except BackendError as error:
                 _LOG.warning("close_failed", episode_id=episode_id, error=str(error))
+                if error.invalid and self._ending.is_set():
+                    _LOG.error("close_refused", episode_id=episode_id, error=str(error))
+                    return False
                 wait_s = backoff.next(error.retry_after_s)
             except Exception:  # noqa: BLE001
                 # A fault of ours, too, must not leave an instance running and its place taken.
                 _LOG.exception("close_failed", episode_id=episode_id)
                 wait_s = backoff.next()
             else:
-                break
-            await asyncio.sleep(wait_s)
-        self._journal.deleted(episode_id)
+                return True
+            await self._pause(min(wait_s, _LONGEST_S))
+
+    async def _pause(self, seconds: float) -> None:
+        """Ends early when the gateway does: there is one more attempt at once."""
+        if self._ending.is_set():
+            await asyncio.sleep(seconds)
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._ending.wait()
