@@ -14,7 +14,6 @@ from flotilla.learner.v1 import policy_pb2, trajectory_pb2
 from flotilla.learner.v1 import policy_service_pb2 as policy_pb
 from services.common.fingerprint import TensorEntry
 from services.common.rpc import duration, seconds
-from services.rollout.prompt import PromptFacts, Tool
 from services.rollout.types import (
     AttemptKey,
     EpisodeInfo,
@@ -22,9 +21,11 @@ from services.rollout.types import (
     Lease,
     LeasedAttempt,
     PolicyId,
+    PromptFacts,
     Publication,
     Purpose,
     Span,
+    Tool,
     ToolOutcome,
     ToolResult,
     Trajectory,

@@ -7,10 +7,10 @@ start of the next turn.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from services.rollout.ports import Tokenizer
+from services.rollout.types import PromptFacts, Tool
 
 Profile = Literal["full", "minimal"]
 
@@ -26,32 +26,6 @@ TURN = "POLICYTURN"
 
 class TemplateError(ValueError):
     """The chat template cannot be used turn by turn; the message says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class PromptFacts:
-    """What the environment says about itself. `current_date` is its own clock, or empty, and
-    `shown` what it shows before the first turn."""
-
-    prompt: str
-    current_date: str
-    variables: Mapping[str, str]
-    shown: tuple[str, ...] = ()
-
-    @property
-    def task(self) -> str:
-        """What the user says: the prompt, then what there is to see."""
-        return "\n\n".join([self.prompt, *self.shown])
-
-
-@dataclass(frozen=True, slots=True)
-class Tool:
-    """A tool as the environment offers it; `parameters` is a JSON schema of an object."""
-
-    name: str
-    description: str
-    parameters: Mapping[str, Any]
-    read_only: bool = False
 
 
 class PromptBuilder:

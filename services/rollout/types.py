@@ -3,14 +3,40 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.common.fingerprint import TensorEntry
-from services.rollout.prompt import PromptFacts, Tool
 
 MAX_DETAIL = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFacts:
+    """What the environment says about itself. `current_date` is its own clock, or empty, and
+    `shown` what it shows before the first turn."""
+
+    prompt: str
+    current_date: str
+    variables: Mapping[str, str]
+    shown: tuple[str, ...] = ()
+
+    @property
+    def task(self) -> str:
+        """What the user says: the prompt, then what there is to see."""
+        return "\n\n".join([self.prompt, *self.shown])
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool as the environment offers it; `parameters` is a JSON schema of an object."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    read_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -9,14 +9,16 @@ from services.rollout.adapters.fake import FakeEngine, Script
 from services.rollout.adapters.tokenizer import TransformersTokenizer
 from services.rollout.episode import Attempt, AttemptRunner, Limits
 from services.rollout.ports import EnvironmentLost
-from services.rollout.prompt import Profile, PromptBuilder, PromptFacts, Tool
+from services.rollout.prompt import Profile, PromptBuilder
 from services.rollout.types import (
     AttemptKey,
     EpisodeInfo,
     Grade,
     OpenRequest,
     PolicyId,
+    PromptFacts,
     Sampling,
+    Tool,
     ToolOutcome,
     ToolResult,
 )

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.rollout.prompt import Profile, PromptBuilder, PromptFacts, Tool
+from services.rollout.prompt import Profile, PromptBuilder
+from services.rollout.types import PromptFacts, Tool
 from tests.rollout.support import tokenizer
 
 TOKENIZER = tokenizer()

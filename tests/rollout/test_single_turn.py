@@ -2,8 +2,8 @@
 
 import pytest
 
-from services.rollout.prompt import PromptFacts, Tool, system_text
-from services.rollout.types import Author, StopReason
+from services.rollout.prompt import system_text
+from services.rollout.types import Author, PromptFacts, StopReason, Tool
 from tests.rollout.support import FakeEnvironment, attempt, prompts, runner, tokenizer
 
 TEXT = "7 + 5 = 12\n#### 12"

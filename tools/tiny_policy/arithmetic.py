@@ -24,7 +24,8 @@ from environments.gsm8k.arithmetic import (
 )
 from environments.words import FIRST
 from services.rollout.ports import Tokenizer
-from services.rollout.prompt import PromptBuilder, PromptFacts
+from services.rollout.prompt import PromptBuilder
+from services.rollout.types import PromptFacts
 from tools.tiny_policy.demonstrator import Habits
 from tools.tiny_policy.train import Example
 

@@ -12,7 +12,8 @@ from environments.scenario import Scenario, data_id
 from environments.words import LISTS
 from services.rollout.parsers import ParseError, parse_turn
 from services.rollout.ports import Tokenizer
-from services.rollout.prompt import PromptBuilder, PromptFacts, Tool
+from services.rollout.prompt import PromptBuilder
+from services.rollout.types import PromptFacts, Tool
 from tools.tiny_policy.demonstrator import Assignment, Call, Habits, Turn, demonstrate
 from tools.tiny_policy.train import Example
 
