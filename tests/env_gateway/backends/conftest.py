@@ -6,7 +6,7 @@ from tests.env_gateway.backends.bench import Bench, opened_bench
 from tests.env_gateway.backends.harness import BackendHarness, Can, harness_names, load_harness
 
 
-@pytest.fixture(scope="session", params=harness_names())
+@pytest.fixture(scope="module", params=harness_names())
 def served(request: pytest.FixtureRequest) -> Iterator[BackendHarness]:
     """Each backend with its server, which all cases share."""
     harness = load_harness(request.param)
