@@ -60,9 +60,10 @@ class Record:
         return "running" if self.running else "pending"
 
     def heartbeat_due(self) -> float:
-        """When the instance stops unless its client shows up; infinity without a switch."""
+        """When the instance stops unless its client shows up; infinity without a switch, and until
+        it runs, for its client cannot show up before."""
         interval = self.wanted.heartbeat_interval
-        return self.heartbeat_at + interval if interval else float("inf")
+        return self.heartbeat_at + interval if interval and self.running else float("inf")
 
 
 class Registry:
@@ -100,7 +101,7 @@ class Registry:
     def start(self, record: Record, instance: Instance, now: float) -> None:
         """A pending instance runs from now on; one stopped in the meantime stays stopped."""
         if record.terminated_at is None:
-            record.instance, record.started_at = instance, now
+            record.instance, record.started_at, record.heartbeat_at = instance, now, now
 
     def created_by(self, request_id: str | None) -> str | None:
         """Id of the instance, still remembered, that a request has created."""
