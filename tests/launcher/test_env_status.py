@@ -3,6 +3,8 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from tests.launcher.harness import spec, start_cli
 from tests.launcher.test_cli import nothing_left, read_until, run_cli, write_spec
 
@@ -30,3 +32,9 @@ async def test_it_finds_the_gateway_of_the_newest_run_while_it_runs(tmp_path: Pa
     await nothing_left(tmp_path / "runs")
     code, output = await run_cli("env", "status", *runs)
     assert (code, "no env_gateway of run fake-" in output) == (1, True)
+
+
+async def test_a_token_that_cannot_be_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLOTILLA_TOKEN", "short")
+    code, output = await run_cli("env", "status", "--address", "127.0.0.1:9")
+    assert (code, "error: the token must be 16-512 characters" in output) == (1, True)

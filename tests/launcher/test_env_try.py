@@ -1,8 +1,13 @@
 """`flotilla env try`: the command itself, with a gateway and an environment that are real."""
 
 import json
+import os
+import pty
+import select
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -59,3 +64,55 @@ def test_a_spec_that_is_wrong_is_shown_with_what_is_wrong(tasks: Path) -> None:
     assert done.returncode == 1
     assert "the gateway ended without serving" in done.stdout
     assert "backend: " in done.stdout and "'embedded'" in done.stdout
+
+
+def test_a_standard_input_that_is_closed_is_an_empty_one(tasks: Path) -> None:
+    command = f"{sys.executable} -m services.launcher.cli env try {SPEC} {tasks}"
+    done = subprocess.run(
+        ["sh", "-c", f"{command} --env_gateway.backend=embedded <&-"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, "reward   0\n" in done.stdout) == (0, True), done.stderr
+
+
+def running(folder: Path) -> list[str]:
+    """Gateways whose run folder is in `folder`."""
+    listed = subprocess.run(
+        ["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True
+    )
+    return [line for line in listed.stdout.splitlines() if f"--run-dir {folder}" in line]
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_terminal_is_waited_for_ends_it_and_its_gateway(
+    tasks: Path, tmp_path: Path, end: signal.Signals
+) -> None:
+    typing, terminal = pty.openpty()
+    arguments = ("env", "try", str(SPEC), str(tasks), "--env_gateway.backend=embedded")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "services.launcher.cli", *arguments],
+        stdin=terminal,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert process.stdout is not None
+    try:
+        said = b""
+        deadline = time.monotonic() + 30
+        while b"Ctrl-D ends" not in said and time.monotonic() < deadline:
+            if select.select([process.stdout], [], [], 1.0)[0]:
+                said += os.read(process.stdout.fileno(), 4096)
+        assert running(tmp_path)
+        process.send_signal(end)
+        assert process.wait(timeout=20) == 130
+        assert not running(tmp_path)
+    finally:
+        process.kill()
+        process.stdout.close()
+        os.close(typing)
+        os.close(terminal)

@@ -18,6 +18,7 @@ from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
 from services.common import rpc
 from services.common.arguments import TOKEN_VARIABLE
+from services.common.errors import ConfigError
 from services.launcher import address_file
 from services.launcher.console.commands import NoRunError, fail, find
 from services.launcher.runs import GATEWAY
@@ -49,7 +50,7 @@ def env_status(run_id: str, runs: Path, address: str | None, *, as_json: bool) -
     try:
         gateways = _gateways(run_id, runs, address)
         answers = asyncio.run(_ask(gateways))
-    except (NoRunError, NoGatewayError) as error:
+    except (NoRunError, NoGatewayError, ConfigError) as error:
         return fail(str(error))
     if as_json:
         print(json.dumps({"gateways": [_plain(one, answer) for one, answer in answers]}))

@@ -5,13 +5,15 @@ import json
 import os
 import re
 import secrets
+import signal
 import sys
 import tempfile
+import threading
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, cast
 
 import grpc
 import grpc.aio
@@ -30,6 +32,8 @@ _CALL_S = 120.0
 _GRADE_S = 300.0
 # One message of the transcript is one of the wire's.
 _MESSAGE_CHARS = 100_000
+_LINE_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 16
 _CALL = re.compile(r"(?P<name>[^\s{]+)\s*(?P<arguments>\{.*\})?\s*", re.DOTALL)
 
 
@@ -42,6 +46,9 @@ def env_try(
 ) -> int:
     """Open an episode, make the calls that standard input names, grade and close it."""
     console = Console(highlight=False, soft_wrap=True)
+    for end in (signal.SIGTERM, signal.SIGHUP):
+        # As Ctrl-C: the gateway is a process of its own, and ends with this one's help.
+        signal.signal(end, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         task = load_task(tasks, key)
         return asyncio.run(_try(spec, task, answer, overrides, console))
@@ -94,7 +101,10 @@ async def _gateway(spec: Path, overrides: Sequence[str]) -> AsyncGenerator[tuple
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "services.env_gateway", "--config", str(spec)),
             *("--run-dir", folder, *overrides),
+            stdin=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
+            # Ctrl-C is for this process, which closes the episode before it ends the gateway.
+            start_new_session=True,
             env={**os.environ, TOKEN_VARIABLE: token},
         )
         assert process.stderr is not None
@@ -166,13 +176,14 @@ def _show_ready(ready: pb.EpisodeReady, console: Console) -> None:
 async def _calls(stub: Any, episode_id: str, console: Console) -> list[bytes]:
     """Make the calls that standard input names; returns what was said, as transcript lines."""
     messages: list[bytes] = []
-    if sys.stdin.isatty():
+    if sys.stdin is not None and sys.stdin.isatty():
         console.print('\none call a line, such as  look {"at": "it"}  ; Ctrl-D ends and grades')
     number = 0
-    while line := await asyncio.to_thread(_read, sys.stdin):
-        match = _CALL.fullmatch(line.strip())
+    lines = _standard_input()
+    while line := await _line(lines):
+        match = _CALL.fullmatch(line)
         if match is None:
-            console.print(f"not a call: {line.strip()}  (a name, then a JSON object)", markup=False)
+            console.print(f"not a call: {line}  (a name, then a JSON object)", markup=False)
             continue
         request = pb.CallToolRequest(
             episode_id=episode_id,
@@ -185,17 +196,49 @@ async def _calls(stub: Any, episode_id: str, console: Console) -> list[bytes]:
         outcome = pb.ToolOutcome.Name(answer.outcome).removeprefix("TOOL_OUTCOME_").lower()
         texts = [_text(part) for part in answer.parts]
         console.print(f"{match['name']}: {outcome}", *texts, markup=False)
-        messages += [_message("assistant", line.strip()), _message("tool", "\n".join(texts))]
+        messages += [_message("assistant", line), _message("tool", "\n".join(texts))]
         if answer.done:
             break
     return messages
 
 
-def _read(source: TextIO) -> str:
-    """The next line that is not empty; "" at the end."""
-    while line := source.readline():
-        if line.strip():
-            return line
+def _standard_input() -> asyncio.StreamReader:
+    """Standard input, read by a thread of which nobody waits for the end: at a terminal it blocks
+    until a line is typed. Unbuffered, because such a thread would keep the buffer's lock."""
+    loop = asyncio.get_running_loop()
+    lines = asyncio.StreamReader(limit=_LINE_BYTES)
+    if sys.stdin is None:
+        lines.feed_eof()
+        return lines
+    source = sys.stdin.fileno()
+
+    def read() -> None:
+        # The loop is closed when the episode has ended before its input.
+        with suppress(RuntimeError):
+            while chunk := _chunk(source):
+                loop.call_soon_threadsafe(lines.feed_data, chunk)
+            loop.call_soon_threadsafe(lines.feed_eof)
+
+    threading.Thread(target=read, name="standard input", daemon=True).start()
+    return lines
+
+
+def _chunk(source: int) -> bytes:
+    """What has come in; b"" at the end, which a terminal that was closed says by an error."""
+    try:
+        return os.read(source, _CHUNK_BYTES)
+    except OSError:
+        return b""
+
+
+async def _line(lines: asyncio.StreamReader) -> str:
+    """The next line that is not empty; "" at the end. Raises TryError."""
+    try:
+        while line := await lines.readline():
+            if text := line.decode("utf-8", "replace").strip():
+                return text
+    except ValueError as error:
+        raise TryError(f"a call is longer than {_LINE_BYTES} bytes") from error
     return ""
 
 
