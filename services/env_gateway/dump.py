@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_ROWS = 20_000
-SCHEMA_SQL = "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+SCHEMA_SQL = "SELECT name, sql FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite_%'"
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ Schema = tuple[Table, ...]
 
 
 def parse_schema(rows: Sequence[Sequence[Any]]) -> Schema | None:
-    """Tables from the rows of SCHEMA_SQL; None when one is of an unusual kind. Where no primary
-    key says which row is which, the rowid is kept with the columns."""
+    """Tables from the rows of SCHEMA_SQL; None when one is of an unusual kind, or a view. Where no
+    primary key says which row is which, the rowid is kept with the columns."""
     database = sqlite3.connect(":memory:")
     try:
         tables: list[Table] = []
@@ -36,7 +36,8 @@ def parse_schema(rows: Sequence[Sequence[Any]]) -> Schema | None:
             columns = tuple(column[1] for column in info)
             keyed = any(column[5] for column in info)
             tables.append(Table(name, sql, columns if keyed else ("rowid", *columns)))
-        return tuple(tables)
+        views = database.execute("SELECT 1 FROM sqlite_master WHERE type = 'view'").fetchall()
+        return None if views else tuple(tables)
     except sqlite3.Error:
         # Virtual tables of an extension that is not here, for example.
         return None
