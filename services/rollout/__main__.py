@@ -14,8 +14,9 @@ from services.rollout.config import RolloutConfig
 if TYPE_CHECKING:
     from services.common.rpc import Serving
     from services.rollout.adapters.env_gateway import GatewayEnvironment
-    from services.rollout.adapters.learner import WorkerIdentity
+    from services.rollout.adapters.learner import GroupClient, WorkerIdentity
     from services.rollout.adapters.tokenizer import TransformersTokenizer
+    from services.rollout.episode import AttemptRunner
     from services.rollout.policy import PolicyFollower
     from services.rollout.ports import Engine
     from services.rollout.prompt import PromptBuilder
@@ -106,8 +107,6 @@ async def _connect(runtime: Runtime[RolloutConfig], model: "_Model", engine: "En
     from services.rollout.adapters.learner import GroupClient, PolicyClient, RunEpoch
     from services.rollout.episode import AttemptRunner
     from services.rollout.policy import PolicyFollower
-    from services.rollout.service import RolloutService
-    from services.rollout.worker import Worker
 
     config, watchdog = runtime.config, runtime.watchdog
     learner = await runtime.peers.channel("learner")
@@ -120,23 +119,33 @@ async def _connect(runtime: Runtime[RolloutConfig], model: "_Model", engine: "En
         renew_interval_s=config.renew_interval_s,
     )
     runner = AttemptRunner(
-        engine,
-        environment,
-        model.tokenizer,
-        model.prompts,
-        config.limits,
-        watchdog=watchdog,
+        engine, environment, model.tokenizer, model.prompts, config.limits, watchdog=watchdog
     )
     staged = SHARED_MEMORY / f"flotilla-{runtime.run_id}-{runtime.worker_id}.safetensors"
     feed = PolicyClient(learner, identity, epoch, token=runtime.token)
     follower = PolicyFollower(feed, engine, staged, watchdog)
     groups = GroupClient(learner, identity, epoch)
+    return _parts(runtime, engine, environment, groups, runner, follower)
+
+
+def _parts(
+    runtime: Runtime[RolloutConfig],
+    engine: "Engine",
+    environment: "GatewayEnvironment",
+    groups: "GroupClient",
+    runner: "AttemptRunner",
+    follower: "PolicyFollower",
+) -> "_Parts":
+    from services.rollout.service import RolloutService
+    from services.rollout.worker import Worker
+
+    config = runtime.config
     worker = Worker(
         groups,
         runner,
         lambda: engine.policy,
         config.options,
-        watchdog=watchdog,
+        watchdog=runtime.watchdog,
         settled=follower.settled,
     )
     service = RolloutService(

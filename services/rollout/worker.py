@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from services.common import trace
 from services.common.log import bind, get_logger
@@ -13,6 +13,7 @@ from services.rollout.episode import Attempt, AttemptRunner
 from services.rollout.ports import Clock, EngineDead, Learner, LearnerRefused, LeaseLost
 from services.rollout.record import State, failed
 from services.rollout.tasks import cancel, until_first
+from services.rollout.totals import Totals
 from services.rollout.types import (
     AttemptKey,
     FailureKind,
@@ -39,20 +40,6 @@ class WorkerOptions:
     renew_interval_s: float
     retry_pause_s: float
     attempt_timeout_s: float
-
-
-@dataclass(slots=True)
-class Totals:
-    """What this process has done since it started."""
-
-    attempts: int = 0
-    graded: int = 0
-    failed: int = 0
-    turns: int = 0
-    sampled_tokens: int = 0
-    leases: int = 0
-    lost_leases: int = 0
-    stop_reasons: dict[str, int] = field(default_factory=dict[str, int])
 
 
 class Worker:
@@ -261,14 +248,7 @@ class Worker:
         return all(span.policy in (None, lease.exact_policy) for span in trajectory.spans)
 
     def _count(self, trajectory: Trajectory) -> None:
-        totals = self.totals
-        totals.attempts += 1
-        totals.turns += trajectory.counts.turns
-        totals.sampled_tokens += sum(turn.generated_tokens for turn in trajectory.turns)
-        totals.graded += trajectory.graded
-        totals.failed += not trajectory.graded
-        reason = trajectory.failure or trajectory.stop_reason or FailureKind.NO_GRADE
-        totals.stop_reasons[reason] = totals.stop_reasons.get(reason, 0) + 1
+        self.totals.count(trajectory)
         if not trajectory.graded:
             key, kind = trajectory.key, trajectory.failure or FailureKind.NO_GRADE
             place = {"group": key.group_id, "index": key.attempt_index, "number": key.attempt_try}

@@ -83,12 +83,7 @@ def add_payment_method(
     make_default: Annotated[bool, "whether to pay with it by default"] = False,
 ) -> dict[str, Any]:
     """Add a card to pay with."""
-    if not 1 <= expiry_month <= 12:
-        raise ToolError("expiry_month must be 1 to 12")
-    if not TODAY.year <= expiry_year < TODAY.year + _LONGEST_CARD_YEARS:
-        raise ToolError("expiry_year must have four digits, and the card must not have expired")
-    if (expiry_year, expiry_month) < (TODAY.year, TODAY.month):
-        raise ToolError("the card has expired")
+    _check_expiry(expiry_month, expiry_year)
     digits = [character for character in card_number if character.isdigit()]
     if len(digits) < 12:
         raise ToolError("card_number must have at least 12 digits")
@@ -111,6 +106,15 @@ def add_payment_method(
     if make_default:
         set_default_payment_method(db, card_id)
     return {"payment_method_id": card_id, "card_type": row["card_type"]}
+
+
+def _check_expiry(month: int, year: int) -> None:
+    if not 1 <= month <= 12:
+        raise ToolError("expiry_month must be 1 to 12")
+    if not TODAY.year <= year < TODAY.year + _LONGEST_CARD_YEARS:
+        raise ToolError("expiry_year must have four digits, and the card must not have expired")
+    if (year, month) < (TODAY.year, TODAY.month):
+        raise ToolError("the card has expired")
 
 
 def set_default_payment_method(db: sqlite3.Connection, payment_method_id: CardId) -> dict[str, Any]:
