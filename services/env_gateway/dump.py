@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_ROWS = 20_000
-SCHEMA_SQL = "SELECT name, sql FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite_%'"
+SCHEMA_SQL = (
+    "SELECT name, sql FROM sqlite_master "
+    "WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite_%'"
+)
 
 
 @dataclass(frozen=True)
