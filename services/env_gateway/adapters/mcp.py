@@ -212,8 +212,9 @@ class McpBackend:
     async def tools(
         self, env: tuple[str, str], session: McpSession, timeout_s: float
     ) -> Sequence[Tool]:
-        """One version of an environment has one set of tools, asked for once."""
-        known = self._tools.get(env)
+        """One version of an environment has one set of tools, asked for once. Of a server that all
+        episodes share nobody knows when it becomes another: it is asked every time."""
+        known = self._tools.get(env) if self._config.instances and env[1] else None
         if known is None:
             tools = await session.list_tools(timeout_s)
             if not tools:
