@@ -34,15 +34,6 @@ def judged(env, final_answer=None, conversation=None):
 
 
 @pytest.fixture(scope="module")
-def emulator() -> Iterator[Emulator]:
-    """One emulator that the tests of this file share."""
-    emulator = Emulator()
-    emulator.start()
-    yield emulator
-    emulator.stop()
-
-
-@pytest.fixture(scope="module")
 def hasty() -> Iterator[Emulator]:
     """An emulator where 30 s of a heartbeat's interval pass in half a second, which keeps MCP
     sessions and answers in event streams, and whose runners have no gate."""

@@ -1,29 +1,19 @@
 """A gateway over Fleet that is killed: whatever it had open ends, with or without a successor."""
 
 import asyncio
-import json
-import os
 import signal
-import sys
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
-from flotilla.env_gateway.v1 import episode_service_pb2_grpc
-from services.common import rpc
 from tests.env_gateway.backends.fleet_harness import Emulator
-from tests.env_gateway.test_process import TOKEN, open_episode
+from tests.env_gateway.gateway_process import gateway_process, open_episode
 
-SPEC = """
-name = "test"
-[policy]
-model = "none"
-dtype = "float32"
-max_model_len = 128
+SECTION = """
 [env_gateway]
 backend = "fleet"
 drain_s = 0.1
@@ -45,38 +35,12 @@ def emulator() -> Iterator[Emulator]:
     emulator.stop()
 
 
-@asynccontextmanager
-async def gateway(
+def gateway(
     emulator: Emulator, folder: Path, *, interval: int = 3600
-) -> AsyncGenerator[tuple[asyncio.subprocess.Process, Any]]:
-    spec = folder / "spec.toml"
+) -> AbstractAsyncContextManager[tuple[asyncio.subprocess.Process, Any]]:
     config = emulator.config()
-    spec.write_text(SPEC.format(url=config["url"], key=config["api_key_env"], interval=interval))
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.env_gateway", "--config", str(spec)),
-        *("--run-id", "run", "--run-dir", str(folder), "--listen", "127.0.0.1:0"),
-        env={**os.environ, "FLOTILLA_TOKEN": TOKEN},
-        stderr=asyncio.subprocess.PIPE,
-        limit=2**20,
-    )
-    try:
-        address = await _address(process)
-        async with rpc.channel(address, token=TOKEN) as channel:
-            yield process, episode_service_pb2_grpc.EpisodeServiceStub(channel)
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.communicate()
-
-
-async def _address(process: asyncio.subprocess.Process) -> str:
-    assert process.stderr is not None
-    seen = b""
-    while line := await process.stderr.readline():
-        seen += line
-        if b'"serving"' in line:
-            return json.loads(line)["address"]
-    raise AssertionError(seen.decode())
+    section = SECTION.format(url=config["url"], key=config["api_key_env"], interval=interval)
+    return gateway_process(folder, section)
 
 
 async def live(emulator: Emulator) -> int:

@@ -12,14 +12,6 @@ from tests.env_gateway.backends.fleet_harness import Emulator, fleet_bench
 
 
 @pytest.fixture(scope="module")
-def emulator() -> Iterator[Emulator]:
-    emulator = Emulator()
-    emulator.start()
-    yield emulator
-    emulator.stop()
-
-
-@pytest.fixture(scope="module")
 def hasty() -> Iterator[Emulator]:
     emulator = Emulator(guarded=False)
     emulator.start("--speed", "60")

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,15 +17,6 @@ from tests.env_gateway.support import open_spec, states, task_json
 
 TOO_MANY = {"detail": "Too many in-flight instance creations for this team"}
 PLACEMENT = {"detail": {"error": "seed_placement_failed", "message": "no host", "retryable": True}}
-
-
-@pytest.fixture(scope="module")
-def emulator() -> Iterator[Emulator]:
-    """One emulator that the tests of this file share."""
-    emulator = Emulator()
-    emulator.start()
-    yield emulator
-    emulator.stop()
 
 
 def reply(status: int, body: Any = "", **more: Any) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,15 +17,6 @@ from tests.env_gateway.support import open_spec, opened, states
 
 LOOK = ("computer", {"action": "screenshot"})
 SCREENS = ("computer_use", "browser_use")
-
-
-@pytest.fixture(scope="module")
-def emulator() -> Iterator[Emulator]:
-    """One emulator that the tests of this file share."""
-    emulator = Emulator()
-    emulator.start()
-    yield emulator
-    emulator.stop()
 
 
 def task(bench: Bench, modality: str) -> str:

@@ -1,7 +1,6 @@
 """What FleetTaskEnv told the programs written for it, the gateway's client tells them."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,15 +10,6 @@ from services.env_gateway.grading import Reason
 from services.env_gateway.ports import CallResult, Execution, Media, Text, Tool
 from services.env_gateway.session import Outcome
 from tests.env_gateway.fleet_task_envs import Here, observation
-from tests.env_gateway.threaded import served
-
-
-@pytest.fixture
-def here() -> Iterator[Here]:
-    with served() as gateway:
-        here = Here(gateway)
-        yield here
-        here.wait_until_closed()
 
 
 def test_an_episode_is_told_in_the_recorded_shapes(here: Here) -> None:

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,6 @@ from services.env_gateway.ports import BackendError
 from tests.env_gateway.fleet_task_envs import TASK, Here, observation
 from tests.env_gateway.support import until
 from tests.env_gateway.threaded import TOKEN, served, wait_until
-
-
-@pytest.fixture
-def here() -> Iterator[Here]:
-    with served() as gateway:
-        here = Here(gateway)
-        yield here
-        here.wait_until_closed()
 
 
 async def test_the_methods_without_async_work_inside_an_event_loop(here: Here) -> None:
