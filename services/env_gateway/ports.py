@@ -114,7 +114,7 @@ class Execution:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What there is to grade besides the final state. `conversation` is JSON lines."""
+    """What there is to grade besides the final state. `conversation` is a JSON array."""
 
     task: Task
     final_answer: str | None

@@ -171,7 +171,13 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
                 )
         if header is None:
             raise _bad_grade("a grade needs a header that names the episode")
-        return header, transcript.decode("utf-8", "replace") if transcript else None
+        return header, _conversation(transcript) if transcript else None
+
+
+def _conversation(transcript: bytearray) -> str:
+    """JSON lines as the one JSON array that Fleet's verifiers are given."""
+    lines = transcript.decode("utf-8", "replace").split("\n")
+    return f"[{', '.join(line for line in lines if line.strip())}]"
 
 
 @contextmanager

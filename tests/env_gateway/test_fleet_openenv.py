@@ -172,12 +172,19 @@ async def test_the_grade_is_fleet_task_envs_with_answer_and_conversation(
     backend: FleetOpenEnvBackend,
 ) -> None:
     async with opened(backend) as instance:
-        submission = Submission(request().task, "42", '{"role": "user"}\n')
+        submission = Submission(request().task, "42", '[{"role": "user"}]')
         for _ in range(2):
             execution = await instance.grade(submission, timeout_s=5.0)
             assert execution is not None
             assert (execution.result, execution.error) == (1.0, None)
             assert execution.stdout == "42 [{'role': 'user'}]"
+
+
+async def test_a_transcript_that_is_none_gives_no_grade(backend: FleetOpenEnvBackend) -> None:
+    async with opened(backend) as instance:
+        execution = await instance.grade(Submission(request().task, "42", "[}"), timeout_s=5.0)
+        assert execution is not None and execution.result is None
+        assert "transcript" in (execution.error or "")
 
 
 async def test_a_grade_that_is_not_known_is_no_result(backend: FleetOpenEnvBackend) -> None:

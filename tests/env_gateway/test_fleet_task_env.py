@@ -183,8 +183,7 @@ def test_the_conversation_reaches_verifiers_that_ask_for_it(here: Here) -> None:
         env.conversation_messages = [{"role": "user", "content": "é" * 10}] * 3
         env.step({"done": True})
     conversation = here.grader.seen[-1].arguments["conversation"] or ""
-    lines = [json.loads(line) for line in conversation.splitlines()]
-    assert lines == env.conversation_messages
+    assert json.loads(conversation) == env.conversation_messages
 
 
 def test_a_gateway_newer_than_the_client_is_understood_as_far_as_it_goes(

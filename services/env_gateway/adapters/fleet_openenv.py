@@ -117,11 +117,14 @@ class FleetOpenEnvInstance:
             raise
 
     async def grade(self, submission: Submission, *, timeout_s: float) -> Execution | None:
-        lines = (submission.conversation or "").splitlines()
+        try:
+            conversation = json.loads(submission.conversation or "null")
+        except (ValueError, RecursionError) as error:
+            return Execution(error=f"the transcript is not JSON: {error}")
         message = {
             "op": "grade",
             "answer": submission.final_answer,
-            "conversation": [json.loads(line) for line in lines] or None,
+            "conversation": conversation,
         }
         try:
             answer = _checked(await self._worker.ask(message, timeout_s=timeout_s))
