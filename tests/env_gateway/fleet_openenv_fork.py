@@ -6,6 +6,8 @@ from pathlib import Path
 
 from aiohttp import web
 
+from tests.env_gateway.http_server import serving_app
+
 SDK = """
 import json, os, urllib.request
 from types import SimpleNamespace
@@ -104,15 +106,8 @@ class ControlPlane:
         app.router.add_delete("/v1/env/instances/batch", self._delete)
         app.router.add_get("/v1/env/instances", self._list)
         app.router.add_get("/v1/env/instances/{instance_id}", self._one)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        try:
+        async with serving_app(app) as self.url:
             yield
-        finally:
-            await runner.cleanup()
 
     async def _create(self, request: web.Request) -> web.Response:
         self.keys.add(request.headers["authorization"])

@@ -14,6 +14,7 @@ from services.env_gateway.adapters import http_client
 from services.env_gateway.adapters.http_client import HttpError, http_session, send
 from services.env_gateway.adapters.mcp_client import McpSession
 from services.env_gateway.ports import BackendError
+from tests.env_gateway.http_server import serving_app
 from tests.env_gateway.test_mcp_client import answer
 
 ENVOY = "upstream connect error or disconnect/reset before headers. reset reason: "
@@ -130,15 +131,8 @@ async def mcp_session(reply: Reply) -> AsyncGenerator[McpSession]:
 
     app = web.Application()
     app.router.add_post("/mcp", post)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        async with http_session(max_connections=4, headers={}) as http:
-            yield McpSession(http, f"http://127.0.0.1:{runner.addresses[0][1]}/mcp")
-    finally:
-        await runner.cleanup()
+    async with serving_app(app) as url, http_session(max_connections=4, headers={}) as http:
+        yield McpSession(http, f"{url}/mcp")
 
 
 async def test_a_slow_handshake_is_within_the_calls_own_time() -> None:

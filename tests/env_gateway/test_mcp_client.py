@@ -14,6 +14,7 @@ from services.env_gateway.adapters.http_client import http_session
 from services.env_gateway.adapters.mcp_client import McpSession
 from services.env_gateway.adapters.mcp_wire import parts_of
 from services.env_gateway.ports import BackendError, Media, Text
+from tests.env_gateway.http_server import serving_app
 
 Handler = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 
@@ -37,17 +38,8 @@ async def session_with(
 
     app = web.Application()
     app.router.add_post("/mcp", post)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    port = runner.addresses[0][1]
-    try:
-        async with http_session(max_connections=4, headers={}) as http:
-            url = f"http://127.0.0.1:{port}/mcp"
-            yield McpSession(http, url, max_bytes=max_bytes), methods
-    finally:
-        await runner.cleanup()
+    async with serving_app(app) as url, http_session(max_connections=4, headers={}) as http:
+        yield McpSession(http, f"{url}/mcp", max_bytes=max_bytes), methods
 
 
 def answer(message: dict[str, Any], result: Any, **more: Any) -> web.Response:

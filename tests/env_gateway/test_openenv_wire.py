@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from services.env_gateway.adapters import openenv_codec as codec
 from services.env_gateway.adapters.openenv_wire import Channel, Refusal, connect
 from services.env_gateway.ports import BackendError, Media, Text
+from tests.env_gateway.http_server import serving_app
 
 OBSERVED = ("observation", "metadata", "reward", "done", "error", "error_type", "stdout")
 LISTED = ("tools", "name", "input_schema", "annotations", "properties", "type", "enum")
@@ -41,14 +42,10 @@ async def channel_to(
 
     app = web.Application()
     app.router.add_get("/ws", handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    host, port = runner.addresses[0][:2]
-    async with aiohttp.ClientSession() as http:
+    async with serving_app(app) as url, aiohttp.ClientSession() as http:
         channel = await connect(
             http,
-            f"http://{host}:{port}",
+            url,
             timeout_s=5.0,
             ping_interval_s=ping_interval_s,
             max_message_bytes=2**20,
@@ -57,7 +54,6 @@ async def channel_to(
             yield channel
         finally:
             await channel.close(timeout_s=1.0)
-    await runner.cleanup()
 
 
 def answering(*messages: Any) -> Script:
