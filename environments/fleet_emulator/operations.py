@@ -2,7 +2,7 @@
 
 import json
 import re
-from typing import Literal, get_args
+from typing import Literal
 
 Operation = Literal[
     "environments",
@@ -35,7 +35,6 @@ Operation = Literal[
     "mcp_other",
     "other",
 ]
-OPERATIONS: tuple[str, ...] = get_args(Operation)
 MCP_OPERATIONS = frozenset({"initialize", "list_tools", "call_tool", "mcp_other"})
 
 _MCP_PATH = re.compile(r"(/browsers)?/(?P<instance>[^/]+)/(?P<endpoint>mcp|api/v1/mcp)")

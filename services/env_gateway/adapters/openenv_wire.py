@@ -86,14 +86,17 @@ class Channel:
         """End the session, and return when the server has freed its place, or after `timeout_s`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                if self.open:
-                    with suppress(ConnectionError):
-                        await self.socket.send_str('{"type": "close"}')
-                        await asyncio.wait({self._reader})
-                self.drop("it was closed")
-                if self._closing is not None:
-                    await asyncio.shield(self._closing)
+                await self._close()
         self.drop("it was closed")
+
+    async def _close(self) -> None:
+        if self.open:
+            with suppress(ConnectionError):
+                await self.socket.send_str('{"type": "close"}')
+                await asyncio.wait({self._reader})
+        self.drop("it was closed")
+        if self._closing is not None:
+            await asyncio.shield(self._closing)
 
     async def _send(self, message: Mapping[str, Any]) -> None:
         try:
