@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from flotilla.env_gateway.v1 import episode_service_pb2 as pb
+from services.launcher.console import env_status
 from tests.launcher.harness import spec, start_cli
 from tests.launcher.test_cli import nothing_left, read_until, run_cli, write_spec
 
@@ -38,3 +40,24 @@ async def test_a_token_that_cannot_be_one_is_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("FLOTILLA_TOKEN", "short")
     code, output = await run_cli("env", "status", "--address", "127.0.0.1:9")
     assert (code, "error: the token must be 16-512 characters" in output) == (1, True)
+
+
+def test_no_cell_is_cut_short_on_a_narrow_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment = pb.EnvironmentStatus(
+        env_key="fleet_booking", backend="fleet_openenv", calls=3, call_errors=1, no_grades=2
+    )
+    environment.episodes["provisioning"] = 2
+    environment.no_grade_reasons["execution_failed"] = 2
+
+    async def status(gateway: env_status.Gateway) -> pb.GetStatusResponse:
+        return pb.GetStatusResponse(phase="serving", environments=[environment])
+
+    monkeypatch.setattr(env_status, "_status", status)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FLOTILLA_TOKEN", "t" * 16)
+    assert env_status.env_status("newest", tmp_path, "127.0.0.1:9", as_json=False) == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "fleet_booking" in line]
+    for cell in ("fleet_openenv", "provisioning 2", "1 (33.3%)", "2 (execution_failed 2)"):
+        assert cell in row

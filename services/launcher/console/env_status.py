@@ -25,6 +25,8 @@ from services.launcher.runs import GATEWAY
 
 _OK = 0
 _CALL_S = 5.0
+# Of the widest table. A narrower terminal breaks the lines; cells are not cut short for it.
+_WIDTH = 140
 _ENVIRONMENTS = (
     *("ENV", "BACKEND", "EPISODES", "LIMIT", "CALLS", "ERRORS", "GRADES", "NO GRADE"),
     *("TAINTED", "EXPIRED", "BREAKER"),
@@ -55,7 +57,7 @@ def env_status(run_id: str, runs: Path, address: str | None, *, as_json: bool) -
     if as_json:
         print(json.dumps({"gateways": [_plain(one, answer) for one, answer in answers]}))
         return _OK
-    console = Console()
+    console = Console(width=max(Console().width, _WIDTH))
     for gateway, answer in answers:
         _print(gateway, answer, console)
     return _OK
