@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -25,14 +25,21 @@ Speak = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 async def speaking(speak: Speak) -> AsyncGenerator[str]:
     """The URL of a server that reads a request's head and then does as it likes."""
 
+    serving: set[asyncio.Task[None]] = set()
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        await speak(reader, writer)
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            await reader.readuntil(b"\r\n\r\n")
+            await speak(reader, writer)
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.add(asyncio.create_task(serve(reader, writer)))
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
     async with server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    await asyncio.gather(*serving)
 
 
 async def failure(url: str, timeout_s: float = 2.0) -> BackendError:
@@ -160,3 +167,13 @@ async def test_a_call_whose_handshake_fails_was_not_executed(status: int) -> Non
         with pytest.raises(HttpError) as caught:
             await session.call_tool("t", {}, 1.0)
     assert (caught.value.status, caught.value.delivered) == (status, False)
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0])
+async def test_a_time_that_is_over_already_is_not_taken_for_no_limit(timeout_s: float) -> None:
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async with speaking(speak) as url, asyncio.timeout(2.0):
+        error = await failure(url, timeout_s=timeout_s)
+    assert error.kind in ("timeout", "connect")

@@ -71,6 +71,8 @@ async def send(
     Raises HttpError, and BackendError for whatever happens to the connection.
     """
     data = None if body is None else json.dumps(body).encode()
+    # 0 and less would be no limit at all.
+    timeout_s = max(0.001, timeout_s)
     timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(timeout_s, _CONNECT_S))
     try:
         async with http.request(method, url, data=data, headers=headers, timeout=timeout) as answer:
