@@ -34,7 +34,7 @@ MEMORY = 2**28 + 4096 * random.randrange(2**15)
 CANARY = f"canary-{uuid.uuid4().hex}"
 VARIABLE = "FLOTILLA_CANARY"
 # Programs that end only with their process get so long.
-_LONG_S, _SHORT_S = 20.0, 0.7
+_LONG_S, _SHORT_S = 20.0, 0.5
 _ENDLESS = {
     exhausting.fork_bomb_that_never_gives_up,
     exhausting.spin,
@@ -104,6 +104,8 @@ class Ground:
         assert os.listdir(self.facts["folder"]) == []
         # One that waits for the next verifier, and one that is being started.
         assert len(alive()) <= 2
+
+    async def assert_usable(self) -> None:
         following = await self._execute(_NEXT, _LONG_S, {})
         assert (following.result, following.error) == (7, None)
 
@@ -219,6 +221,7 @@ async def test_a_verifier_uses_up_no_more_than_its_own_process(
     assert execution.result in (None, 0), execution
     assert execution.timed_out == (program in _ENDLESS), execution
     await ground.assert_unharmed(execution)
+    await ground.assert_usable()
 
 
 @pytest.mark.parametrize("program", programs(talking))
@@ -228,6 +231,7 @@ async def test_a_verifier_that_speaks_to_the_gateway_gets_no_grade(
     execution = await ground.run(program)
     assert not judge(execution, attempts=1).known, execution
     await ground.assert_unharmed(execution)
+    await ground.assert_usable()
 
 
 @pytest.mark.parametrize("program", programs(results))
@@ -241,3 +245,4 @@ async def test_a_forged_result_counts_once_and_as_much_as_a_returned_one(ground:
     execution = await ground.run(forgery.result_twice)
     assert (execution.result, execution.error) == (1, None)
     await ground.assert_unharmed(execution)
+    await ground.assert_usable()
