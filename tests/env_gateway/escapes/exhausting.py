@@ -123,7 +123,9 @@ def recursion(at):
     sys.setrecursionlimit(2**30)
 
     def deeper():
-        return deeper() + 1
+        # So that the memory ends soon.
+        kept = bytes(2**12)
+        return deeper() + len(kept)
 
     return deeper()
 
