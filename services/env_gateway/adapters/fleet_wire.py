@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import quote
 
-from services.env_gateway import dump
+from services.env_gateway.adapters import database_dump as dump
 from services.env_gateway.ports import BackendError, Provision, QueryError, Rows, SqlValue
 from services.env_gateway.tasks import Task
 
@@ -65,7 +65,16 @@ def rows_of(answer: Any) -> Rows:
     fields = cast("dict[str, Any]", answer)
     if not fields.get("success"):
         raise QueryError(str(fields.get("error") or fields.get("message")))
-    return Rows(tuple(fields.get("columns") or ()), fields.get("rows") or ())
+    columns, rows = fields.get("columns") or [], fields.get("rows") or []
+    if not isinstance(columns, list) or not _are_rows(rows):
+        raise BackendError("protocol", "a query was answered by no rows", delivered=None)
+    return Rows(tuple(cast("list[str]", columns)), rows)
+
+
+def _are_rows(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(row, list) for row in cast("list[object]", value)
+    )
 
 
 @dataclass(frozen=True, slots=True)
