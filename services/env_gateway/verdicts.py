@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.errors import ConfigError
+from services.common.log import get_logger
 from services.env_gateway.config import EnvGatewayConfig, VerifiersConfig
 from services.env_gateway.grading import (
     Grade,
@@ -39,6 +40,7 @@ from services.env_gateway.retry import Backoff
 from services.env_gateway.session import Session
 from services.env_gateway.untouched import Untouched
 
+_LOG = get_logger(__name__)
 _BASE_S, _CAP_S = 0.2, 5.0
 _MARGIN_S = 0.5
 
@@ -99,6 +101,10 @@ class VerifierRunner:
                 return await self._grade(session, submission, until)
         except TimeoutError:
             return no_grade(Reason.TIMEOUT, f"no grade within {timeout_s:.1f} s")
+        except Exception as error:  # noqa: BLE001
+            # An answer that no adapter foresaw. Whoever waits must hear of it, and may ask again.
+            _LOG.exception("grade_failed", episode_id=session.episode.episode_id)
+            return no_grade(Reason.EXECUTION_FAILED, f"the gateway failed: {error!r}"[:500])
 
     def _completed(self, session: Session, submission: Submission) -> Submission:
         """With the environment's verifier for a task that brings none."""

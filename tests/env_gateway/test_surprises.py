@@ -2,16 +2,18 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from services.env_gateway import codec
+from services.env_gateway.adapters import fleet_wire
 from services.env_gateway.adapters.fake import FakeBackend
 from services.env_gateway.adapters.process import SupervisedProcess
 from services.env_gateway.episodes import State
 from services.env_gateway.grading import Grade, Reason
 from services.env_gateway.journal import Journal
-from services.env_gateway.ports import Tool
+from services.env_gateway.ports import BackendError, Tool
 from services.env_gateway.session import Outcome
 from tests.env_gateway.support import open_spec, opened, running, states, until
 
@@ -111,3 +113,20 @@ async def test_a_supervised_server_does_not_get_the_token_of_the_run(
     finally:
         await process.close()
     assert "a-token-of-the-run" not in seen.read_text()
+
+
+async def test_a_grade_that_goes_wrong_in_any_way_is_no_grade_and_can_be_asked_for_again() -> None:
+    backend = FakeBackend()
+    backend.fail("grade", KeyError("reward"))
+    async with running(backend) as gateway:
+        session = await opened(gateway)
+        grade = await gateway.grade(session, None, None, 5.0)
+        assert (grade.reward, grade.reason) == (None, Reason.EXECUTION_FAILED)
+        assert "reward" in grade.detail
+        assert (await gateway.grade(session, None, None, 5.0)).reward == 1.0
+
+
+@pytest.mark.parametrize("answer", [{"rows": 5.0}, {"columns": True}, {"rows": [1]}])
+def test_rows_that_are_none_are_the_servers_fault(answer: dict[str, Any]) -> None:
+    with pytest.raises(BackendError, match="query"):
+        fleet_wire.rows_of({"success": True, **answer})
