@@ -49,7 +49,7 @@ def test_equal_data_ids_give_equal_databases_in_every_version(site: Instance) ->
     assert again.snapshot("seed") == site.snapshot("seed") == site.snapshot("current")
     with pytest.raises(ValueError, match="data id 'other' not found: fleet_booking has kinesis"):
         open_instance("fleet_booking", "other")
-    with pytest.raises(ValueError, match="'flights' not found: use one of booking.*fleet_booking"):
+    with pytest.raises(ValueError, match=r"'flights' not found: use one of booking.*fleet_booking"):
         open_instance("flights", "kinesis")
 
 
