@@ -100,7 +100,7 @@ async def run(
         return connections[db].serialize() if snapshots else None
 
     verification = Verification(
-        source, find_verifier(source).name, query, snapshot, arguments, True
+        source, find_verifier(source).name, query, snapshot, arguments, trusted=True
     )
     try:
         return await workers.execute(verification, timeout_s=timeout_s)
