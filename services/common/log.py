@@ -17,6 +17,16 @@ _SECRET_FIELD = re.compile(r"^(token|authorization|password|secret|.*api_key)$",
 _BEARER = re.compile(r"(?i)\bbearer\s+[^\s\"'\\,;]+")
 _MIN_SECRET_CHARACTERS = 8
 _HIDDEN = "***"
+# Of our own lines and of those of libraries.
+_SHARED: list[structlog.typing.Processor] = [
+    structlog.stdlib.filter_by_level,
+    structlog.contextvars.merge_contextvars,
+    structlog.stdlib.add_logger_name,
+    structlog.processors.add_log_level,
+    structlog.processors.TimeStamper(fmt="iso", utc=True),
+    structlog.processors.StackInfoRenderer(),
+    structlog.processors.format_exc_info,
+]
 
 # Processors see this set, not a copy: a secret learnt later is hidden from then on.
 _secrets: set[str] = set()
@@ -34,21 +44,13 @@ def setup(
     for name, value in os.environ.items():
         if _SECRET_NAME.search(name):
             add_secret(value)
-    shared: list[structlog.typing.Processor] = [
-        structlog.stdlib.filter_by_level,
-        structlog.contextvars.merge_contextvars,
-        structlog.stdlib.add_logger_name,
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.StackInfoRenderer(),
-        structlog.processors.format_exc_info,
-    ]
     identity = {"service": service, "replica": replica, "run_id": run_id}
     render = _pretty if (sys.stderr.isatty() if pretty is None else pretty) else _json
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared[1:],
+            # Lines of libraries have been filtered by their level already.
+            foreign_pre_chain=_SHARED[1:],
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 lambda _logger, _method, event: {**identity, **_everywhere, **event},
@@ -60,7 +62,7 @@ def setup(
     root.handlers[:] = [handler]
     root.setLevel(level)
     structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        processors=[*_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         wrapper_class=structlog.stdlib.BoundLogger,
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=False,
