@@ -2,7 +2,7 @@
 
 import json
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -14,7 +14,7 @@ from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.env_gateway.ports import CallResult, Text
 from tests.env_gateway.support import task_json
 from tests.env_gateway.threaded import wait_until
-from tests.env_gateway.wire import Refused, Wire, check_unharmed, opened_wire
+from tests.env_gateway.wire import Refused, Wire
 
 # The gateway and its open episode are the same for all examples, which is the point.
 WIRE = settings(
@@ -22,8 +22,6 @@ WIRE = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-
-
 NUMBERS = st.integers() | st.floats()
 JSON = st.recursive(
     st.none() | st.booleans() | NUMBERS | st.text(),
@@ -34,18 +32,6 @@ TASK_FIELDS = [
     *("key", "task_key", "prompt", "env_id", "env_key", "version", "data_id", "data_version"),
     *("env_variables", "verifier_func", "task_modality"),
 ]
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[Wire]:
-    with opened_wire() as wire:
-        yield wire
-
-
-@pytest.fixture
-def wire(running: Wire) -> Iterator[Wire]:
-    yield running
-    check_unharmed(running)
 
 
 @given(changes=st.dictionaries(st.sampled_from(TASK_FIELDS), JSON, max_size=4))

@@ -3,7 +3,6 @@
 import os
 import socket
 import struct
-from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -20,8 +19,6 @@ from tests.env_gateway.wire import (
     SERVICE,
     Refused,
     Wire,
-    check_unharmed,
-    opened_wire,
 )
 
 # Without Drain, whose every message is a wish to end the gateway.
@@ -41,18 +38,6 @@ WIRE = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[Wire]:
-    with opened_wire() as wire:
-        yield wire
-
-
-@pytest.fixture
-def wire(running: Wire) -> Iterator[Wire]:
-    yield running
-    check_unharmed(running)
 
 
 def refused(wire: Wire, name: str, *messages: bytes, **keywords: Any) -> Refused:
