@@ -1,6 +1,7 @@
 """`flotilla env try`: one episode of one task by hand, through a gateway started for it."""
 
 import asyncio
+import ctypes
 import json
 import os
 import re
@@ -35,6 +36,11 @@ _MESSAGE_CHARS = 100_000
 _LINE_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 16
 _CALL = re.compile(r"(?P<name>[^\s{]+)\s*(?P<arguments>\{.*\})?\s*", re.DOTALL)
+
+
+_PR_SET_PDEATHSIG = 1
+# Loaded here, for between fork and exec nothing should be.
+_LIBC = ctypes.CDLL(None)
 
 
 class TryError(Exception):
@@ -100,11 +106,13 @@ async def _gateway(spec: Path, overrides: Sequence[str]) -> AsyncGenerator[tuple
     with tempfile.TemporaryDirectory() as folder:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "services.env_gateway", "--config", str(spec)),
-            *("--run-dir", folder, *overrides),
+            # Whoever could end the episode before a drain is this process.
+            *("--run-dir", folder, "--env_gateway.drain_s=1", *overrides),
             stdin=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             # Ctrl-C is for this process, which closes the episode before it ends the gateway.
             start_new_session=True,
+            preexec_fn=_end_with_parent,
             env={**os.environ, TOKEN_VARIABLE: token},
         )
         assert process.stderr is not None
@@ -122,6 +130,12 @@ async def _gateway(spec: Path, overrides: Sequence[str]) -> AsyncGenerator[tuple
             await process.wait()
             if reading is not None:
                 await reading
+
+
+def _end_with_parent() -> None:
+    """Runs in the child: it is told to end when this process does, be it killed."""
+    if sys.platform == "linux":
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 async def _address(stderr: asyncio.StreamReader) -> str:
