@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from environments.oracle import plan
-from services.env_gateway.adapters.embedded import EmbeddedBackend
+from services.env_gateway.adapters.embedded.backend import EmbeddedBackend
 from services.env_gateway.backend_config import EmbeddedConfig
 from services.env_gateway.config import EnvGatewayConfig
 from services.env_gateway.gateway import Gateway

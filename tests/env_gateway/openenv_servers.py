@@ -10,7 +10,7 @@ from typing import cast
 
 import aiohttp
 
-from services.env_gateway.adapters.openenv import OpenEnvBackend
+from services.env_gateway.adapters.openenv.backend import OpenEnvBackend
 from services.env_gateway.ports import Backend
 
 _ROOT = Path(__file__).parents[2]

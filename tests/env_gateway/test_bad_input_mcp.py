@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.env_gateway import codec
-from services.env_gateway.adapters import mcp_wire
+from services.env_gateway.adapters.mcp import wire as mcp_wire
 from services.env_gateway.ports import BackendError, Media, Text
 from services.env_gateway.session import Answer, MediaStore, Outcome
 from tests.env_gateway.test_mcp_client import answer, failing, session_with

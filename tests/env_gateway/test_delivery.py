@@ -12,7 +12,7 @@ from aiohttp import web
 
 from services.env_gateway.adapters import http_client
 from services.env_gateway.adapters.http_client import HttpError, http_session, send
-from services.env_gateway.adapters.mcp_client import McpSession
+from services.env_gateway.adapters.mcp.client import McpSession
 from services.env_gateway.ports import BackendError
 from tests.env_gateway.http_server import serving_app
 from tests.env_gateway.test_mcp_client import answer

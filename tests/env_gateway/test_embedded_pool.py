@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from services.env_gateway.adapters.embedded import EmbeddedBackend, EmbeddedInstance
-from services.env_gateway.adapters.embedded_pool import Worker, WorkerPool
+from services.env_gateway.adapters.embedded.backend import EmbeddedBackend, EmbeddedInstance
+from services.env_gateway.adapters.embedded.pool import Worker, WorkerPool
 from services.env_gateway.backend_config import EmbeddedConfig
 from services.env_gateway.ports import BackendError, Provision, SqlValue
 from services.env_gateway.tasks import Task
@@ -190,7 +190,7 @@ async def test_a_closed_pool_leaves_no_process() -> None:
 def test_workers_end_with_a_gateway_that_is_killed() -> None:
     program = textwrap.dedent("""
         import asyncio
-        from services.env_gateway.adapters.embedded_pool import WorkerPool
+        from services.env_gateway.adapters.embedded.pool import WorkerPool
 
         async def main():
             pool = WorkerPool(size=2, hang_s=30.0)

@@ -12,8 +12,8 @@ import pytest
 
 from environments.tasks import make_task
 from services.common.errors import ConfigError
-from services.env_gateway.adapters import fleet
-from services.env_gateway.adapters.fleet_heartbeats import Heartbeats
+from services.env_gateway.adapters.fleet import backend as fleet
+from services.env_gateway.adapters.fleet.heartbeats import Heartbeats
 from services.env_gateway.adapters.process import SupervisedProcess
 from services.env_gateway.backend_config import FLEET_URL, FleetConfig
 from services.env_gateway.config import EnvGatewayConfig

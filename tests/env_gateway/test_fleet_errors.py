@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.env_gateway.adapters.fleet_errors import classified
+from services.env_gateway.adapters.fleet.errors import classified
 from services.env_gateway.adapters.http_client import HttpError
 
 BAD_GATEWAY = "<html><h1>502 Bad Gateway</h1></html>"

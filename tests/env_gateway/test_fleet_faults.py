@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.env_gateway.adapters import fleet_tools
+from services.env_gateway.adapters.fleet import tools as fleet_tools
 from services.env_gateway.episodes import State
 from services.env_gateway.grading import Reason
 from services.env_gateway.ports import BackendError

@@ -16,12 +16,12 @@ import psutil
 import pytest
 
 from services.common.errors import ConfigError
-from services.env_gateway.adapters.fleet_openenv import (
+from services.env_gateway.adapters.fleet_openenv.backend import (
     FleetOpenEnvBackend,
     FleetOpenEnvInstance,
     build,
 )
-from services.env_gateway.adapters.fleet_openenv_codec import parts_of
+from services.env_gateway.adapters.fleet_openenv.codec import parts_of
 from services.env_gateway.backend_config import FleetOpenEnvConfig
 from services.env_gateway.ports import (
     BackendError,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.env_gateway.adapters.fleet_screen import first_picture
+from services.env_gateway.adapters.fleet.screen import first_picture
 from services.env_gateway.episodes import State
 from services.env_gateway.ports import BackendError, CallResult, Media, Orphan, Provision, Text
 from services.env_gateway.session import Outcome, Session

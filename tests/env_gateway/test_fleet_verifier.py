@@ -9,7 +9,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from services.env_gateway.adapters.fleet_verifier import arguments_of, bundle_of, execution_of
+from services.env_gateway.adapters.fleet.verifier import arguments_of, bundle_of, execution_of
 from services.env_gateway.grading import Reason, judge, worth_repeating
 
 SOURCE = "def verify(env, final_answer=None):\n    return 1\n"

@@ -13,7 +13,7 @@ import pytest
 
 from environments.tasks import make_task
 from services.env_gateway.adapters.http_client import http_session
-from services.env_gateway.adapters.mcp import McpBackend
+from services.env_gateway.adapters.mcp.backend import McpBackend
 from services.env_gateway.adapters.process import FixedAddress, SupervisedProcess
 from services.env_gateway.backend_config import McpConfig
 from services.env_gateway.config import EnvGatewayConfig

@@ -11,8 +11,8 @@ import pytest
 from aiohttp import web
 
 from services.env_gateway.adapters.http_client import http_session
-from services.env_gateway.adapters.mcp_client import McpSession
-from services.env_gateway.adapters.mcp_wire import parts_of
+from services.env_gateway.adapters.mcp.client import McpSession
+from services.env_gateway.adapters.mcp.wire import parts_of
 from services.env_gateway.ports import BackendError, Media, Text
 from tests.env_gateway.http_server import serving_app
 

@@ -5,7 +5,7 @@ from typing import Any
 from aiohttp import web
 
 from services.env_gateway.adapters.http_client import http_session
-from services.env_gateway.adapters.mcp import McpBackend
+from services.env_gateway.adapters.mcp.backend import McpBackend
 from services.env_gateway.adapters.process import FixedAddress
 from services.env_gateway.backend_config import McpConfig
 from services.env_gateway.ports import Provision

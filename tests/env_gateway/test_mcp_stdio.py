@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from services.env_gateway.adapters.mcp_stdio import McpStdioBackend, StdioInstance
+from services.env_gateway.adapters.mcp.stdio import McpStdioBackend, StdioInstance
 from services.env_gateway.backend_config import McpConfig
 from services.env_gateway.ports import BackendError, Provision, Text
 from services.env_gateway.tasks import parse_task

@@ -17,7 +17,7 @@ from environments.api import ENV_KEYS, open_instance
 from environments.oracle import plan
 from environments.tasks import make_task
 from environments.verdict import run_verifier
-from services.env_gateway.adapters.openenv import OpenEnvBackend, OpenEnvInstance, build
+from services.env_gateway.adapters.openenv.backend import OpenEnvBackend, OpenEnvInstance, build
 from services.env_gateway.backend_config import OpenEnvConfig
 from services.env_gateway.config import EnvGatewayConfig
 from services.env_gateway.episodes import State

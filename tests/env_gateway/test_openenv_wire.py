@@ -15,8 +15,8 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.env_gateway.adapters import openenv_codec as codec
-from services.env_gateway.adapters.openenv_wire import Channel, Refusal, connect
+from services.env_gateway.adapters.openenv import codec
+from services.env_gateway.adapters.openenv.wire import Channel, Refusal, connect
 from services.env_gateway.ports import BackendError, Media, Text
 from tests.env_gateway.http_server import serving_app
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from services.env_gateway import codec
-from services.env_gateway.adapters import fleet_wire
 from services.env_gateway.adapters.fake import FakeBackend
+from services.env_gateway.adapters.fleet import wire as fleet_wire
 from services.env_gateway.adapters.process import SupervisedProcess
 from services.env_gateway.episodes import State
 from services.env_gateway.grading import Grade, Reason

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.common.errors import ConfigError
-from services.env_gateway.adapters.mcp_stdio import McpStdioBackend
+from services.env_gateway.adapters.mcp.stdio import McpStdioBackend
 from services.env_gateway.backend_config import McpConfig
 from services.env_gateway.config import EnvGatewayConfig
 from services.env_gateway.gateway import Gateway

@@ -15,13 +15,14 @@ def build(name: BackendName, config: BackendsConfig, *, max_calls: int) -> Backe
 
 
 def _embedded(config: BackendsConfig, max_calls: int) -> Backend:
-    from services.env_gateway.adapters.embedded import EmbeddedBackend
+    from services.env_gateway.adapters.embedded.backend import EmbeddedBackend
 
     return EmbeddedBackend(config.embedded)
 
 
 def _mcp(config: BackendsConfig, max_calls: int) -> Backend:
-    from services.env_gateway.adapters import mcp, mcp_stdio
+    from services.env_gateway.adapters.mcp import backend as mcp
+    from services.env_gateway.adapters.mcp import stdio as mcp_stdio
 
     assert config.mcp is not None, "checked by EnvGatewayConfig"
     if config.mcp.transport == "stdio":
@@ -30,21 +31,21 @@ def _mcp(config: BackendsConfig, max_calls: int) -> Backend:
 
 
 def _openenv(config: BackendsConfig, max_calls: int) -> Backend:
-    from services.env_gateway.adapters import openenv
+    from services.env_gateway.adapters.openenv import backend as openenv
 
     assert config.openenv is not None, "checked by EnvGatewayConfig"
     return openenv.build(config.openenv, max_calls=max_calls)
 
 
 def _fleet(config: BackendsConfig, max_calls: int) -> Backend:
-    from services.env_gateway.adapters import fleet
+    from services.env_gateway.adapters.fleet import backend as fleet
 
     assert config.fleet is not None, "checked by EnvGatewayConfig"
     return fleet.build(config.fleet, max_calls=max_calls)
 
 
 def _fleet_openenv(config: BackendsConfig, max_calls: int) -> Backend:
-    from services.env_gateway.adapters import fleet_openenv
+    from services.env_gateway.adapters.fleet_openenv import backend as fleet_openenv
 
     return fleet_openenv.build(config.fleet_openenv, max_calls=max_calls)
 

@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import pytest
 
-from services.env_gateway.adapters.fleet_openenv import PATH_VARIABLE
+from services.env_gateway.adapters.fleet_openenv.backend import PATH_VARIABLE
 from services.env_gateway.ports import Backend
 from tests.env_gateway.backends.apps import BookingTasks, stopped
 from tests.env_gateway.backends.fleet_harness import Emulator

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from services.env_gateway.adapters.mcp_wire import (
+from services.env_gateway.adapters.mcp.wire import (
     INITIALIZE,
     INITIALIZED,
     call_result,

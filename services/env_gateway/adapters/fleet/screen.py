@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.env_gateway.adapters.fleet_browser import Lease
+from services.env_gateway.adapters.fleet.browser import Lease
 from services.env_gateway.computer import decoded
 from services.env_gateway.ports import BackendError, CallResult, Media, Part
 

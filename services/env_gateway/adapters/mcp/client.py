@@ -11,7 +11,7 @@ from typing import Any, cast
 import aiohttp
 
 from services.env_gateway.adapters.http_client import MAX_BYTES, HttpError, send
-from services.env_gateway.adapters.mcp_wire import (
+from services.env_gateway.adapters.mcp.wire import (
     INITIALIZE,
     INITIALIZED,
     PROTOCOL_VERSION,

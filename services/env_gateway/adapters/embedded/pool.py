@@ -15,7 +15,8 @@ from typing import Any
 import services
 from services.common.arguments import TOKEN_VARIABLE
 from services.common.log import get_logger
-from services.env_gateway.adapters import child, embedded_worker
+from services.env_gateway.adapters import child
+from services.env_gateway.adapters.embedded import worker as embedded_worker
 from services.env_gateway.ports import BackendError
 from services.env_gateway.retry import Backoff
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, cast
 
-from services.env_gateway.adapters.mcp_wire import parts_of
+from services.env_gateway.adapters.mcp.wire import parts_of
 from services.env_gateway.computer import media
 from services.env_gateway.ports import BackendError, CallResult, Part, Text, Tool
 

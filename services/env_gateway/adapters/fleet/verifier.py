@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
-from services.env_gateway.adapters.fleet_api import FleetApi
-from services.env_gateway.adapters.fleet_errors import FleetError
+from services.env_gateway.adapters.fleet.api import FleetApi
+from services.env_gateway.adapters.fleet.errors import FleetError
 from services.env_gateway.grading import VerifierError, VerifierFunction, find_verifier
 from services.env_gateway.ports import BackendError, Execution, Submission
 

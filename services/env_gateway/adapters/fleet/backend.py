@@ -8,12 +8,12 @@ from typing import Any
 
 import aiohttp
 
-from services.env_gateway.adapters import fleet_wire
-from services.env_gateway.adapters.fleet_api import FleetApi
-from services.env_gateway.adapters.fleet_browser import Browsers, Lease, joined_id, split_id
-from services.env_gateway.adapters.fleet_errors import FleetError, classified
-from services.env_gateway.adapters.fleet_heartbeats import Heartbeats
-from services.env_gateway.adapters.fleet_screen import (
+from services.env_gateway.adapters.fleet import wire as fleet_wire
+from services.env_gateway.adapters.fleet.api import FleetApi
+from services.env_gateway.adapters.fleet.browser import Browsers, Lease, joined_id, split_id
+from services.env_gateway.adapters.fleet.errors import FleetError, classified
+from services.env_gateway.adapters.fleet.heartbeats import Heartbeats
+from services.env_gateway.adapters.fleet.screen import (
     SCREENSHOT,
     SHOWN_FIRST,
     checked_page,
@@ -23,10 +23,10 @@ from services.env_gateway.adapters.fleet_screen import (
     navigate,
     page_url,
 )
-from services.env_gateway.adapters.fleet_tools import FleetTools, Memory
-from services.env_gateway.adapters.fleet_verifier import FleetVerifier
+from services.env_gateway.adapters.fleet.tools import FleetTools, Memory
+from services.env_gateway.adapters.fleet.verifier import FleetVerifier
 from services.env_gateway.adapters.http_client import HttpError, http_session
-from services.env_gateway.adapters.mcp_client import McpSession
+from services.env_gateway.adapters.mcp.client import McpSession
 from services.env_gateway.adapters.process import Address
 from services.env_gateway.adapters.server import connect
 from services.env_gateway.backend_config import FleetConfig

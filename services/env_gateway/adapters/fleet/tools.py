@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from services.env_gateway.adapters.http_client import HttpError
-from services.env_gateway.adapters.mcp_client import McpSession
+from services.env_gateway.adapters.mcp.client import McpSession
 from services.env_gateway.offer import COMPUTER
 from services.env_gateway.ports import BackendError, CallResult, Tool
 

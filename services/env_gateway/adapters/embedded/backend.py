@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from environments import api
-from services.env_gateway.adapters.embedded_pool import Worker, WorkerPool
-from services.env_gateway.adapters.embedded_worker import decode_value
+from services.env_gateway.adapters.embedded.pool import Worker, WorkerPool
+from services.env_gateway.adapters.embedded.worker import decode_value
 from services.env_gateway.backend_config import EmbeddedConfig
 from services.env_gateway.ports import (
     BackendError,

@@ -1,6 +1,6 @@
 """Runs one FleetTaskEnv for the gateway: JSON lines on standard input, answers on standard output.
 
-    fleet_openenv_worker.py FOLDER     (with `envs.fleet_env` in it)
+    worker.py FOLDER     (with `envs.fleet_env` in it)
 
 Started by path, with the interpreter of the fork: this file imports nothing of this repository. It
 tags what it creates with the episode's id as Fleet's run id, and says so before anything can fail,

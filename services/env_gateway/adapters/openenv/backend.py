@@ -11,9 +11,9 @@ from typing import Any
 
 import aiohttp
 
-from services.env_gateway.adapters import openenv_codec as codec
 from services.env_gateway.adapters.http_client import http_session, send
-from services.env_gateway.adapters.openenv_wire import Channel, Refusal, connect
+from services.env_gateway.adapters.openenv import codec
+from services.env_gateway.adapters.openenv.wire import Channel, Refusal, connect
 from services.env_gateway.adapters.process import Address
 from services.env_gateway.adapters.server import connect as connect_server
 from services.env_gateway.backend_config import OpenEnvConfig

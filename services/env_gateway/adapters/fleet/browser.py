@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import quote, urlsplit
 
-from services.env_gateway.adapters.fleet_api import FleetApi
-from services.env_gateway.adapters.fleet_errors import FleetError
+from services.env_gateway.adapters.fleet.api import FleetApi
+from services.env_gateway.adapters.fleet.errors import FleetError
 from services.env_gateway.backend_config import FLEET_URL, FleetConfig
 from services.env_gateway.ports import BackendError
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from services.common.errors import ConfigError
-from services.env_gateway.adapters.fleet_api import FleetApi
-from services.env_gateway.adapters.fleet_openenv_codec import parts_of, task_config, tools_of
-from services.env_gateway.adapters.fleet_openenv_process import WorkerProcess
+from services.env_gateway.adapters.fleet.api import FleetApi
+from services.env_gateway.adapters.fleet_openenv.codec import parts_of, task_config, tools_of
+from services.env_gateway.adapters.fleet_openenv.process import WorkerProcess
 from services.env_gateway.adapters.http_client import http_session
 from services.env_gateway.adapters.process import Address, inherited_environment
 from services.env_gateway.adapters.server import connect
@@ -192,7 +192,7 @@ class FleetOpenEnvBackend:
         self._config = config
         self._address = address
         self._api = api
-        worker = Path(__file__).with_name("fleet_openenv_worker.py")
+        worker = Path(__file__).with_name("worker.py")
         self._command = (config.python or sys.executable, str(worker), str(folder))
 
     def serves(self, env_key: str) -> bool:

@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import aiohttp
 
-from services.env_gateway.adapters import fleet_wire
-from services.env_gateway.adapters.fleet_errors import FleetError, classified
+from services.env_gateway.adapters.fleet import wire as fleet_wire
+from services.env_gateway.adapters.fleet.errors import FleetError, classified
 from services.env_gateway.adapters.http_client import HttpError, send
 from services.env_gateway.adapters.process import Address
 from services.env_gateway.backend_config import FLEET_URL, FleetConfig

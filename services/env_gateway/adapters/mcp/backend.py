@@ -6,10 +6,10 @@ from typing import Any
 
 import aiohttp
 
-from services.env_gateway.adapters import fleet_wire
-from services.env_gateway.adapters.fleet_errors import classified
+from services.env_gateway.adapters.fleet import wire as fleet_wire
+from services.env_gateway.adapters.fleet.errors import classified
 from services.env_gateway.adapters.http_client import HttpError, http_session, send
-from services.env_gateway.adapters.mcp_client import McpSession
+from services.env_gateway.adapters.mcp.client import McpSession
 from services.env_gateway.adapters.process import Address
 from services.env_gateway.adapters.server import connect
 from services.env_gateway.backend_config import McpConfig

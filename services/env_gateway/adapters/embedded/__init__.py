@@ -1,0 +1,1 @@
+"""The environments of this repository, in worker processes."""

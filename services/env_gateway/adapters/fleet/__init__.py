@@ -1,0 +1,1 @@
+"""Fleet's control plane, instances, tools and verifiers, over its plain HTTP wire."""

@@ -1,0 +1,1 @@
+"""MCP servers, over streamable HTTP and stdio."""
