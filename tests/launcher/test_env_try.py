@@ -99,6 +99,8 @@ def test_a_signal_while_a_terminal_is_waited_for_ends_it_and_its_gateway(
         stdout=subprocess.PIPE,
         cwd=ROOT,
         env={**os.environ, "TMPDIR": str(tmp_path)},
+        # As a shell starts what runs in the background.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     )
     assert process.stdout is not None
     try:

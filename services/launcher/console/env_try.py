@@ -52,6 +52,8 @@ def env_try(
 ) -> int:
     """Open an episode, make the calls that standard input names, grade and close it."""
     console = Console(highlight=False, soft_wrap=True)
+    # A shell that starts this in the background has it ignored, and with it all that stand for it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for end in (signal.SIGTERM, signal.SIGHUP):
         # As Ctrl-C: the gateway is a process of its own, and ends with this one's help.
         signal.signal(end, lambda *_: signal.raise_signal(signal.SIGINT))
