@@ -4,11 +4,12 @@ grpcio's defaults do not notice a frozen peer, let two servers share one port, l
 texts, and reconnect after seconds; the options here answer each of these, and the tests say which.
 """
 
+import asyncio
 import json
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -24,6 +25,8 @@ from services.common.handlers import Interceptor, abort
 from services.common.health import METHODS as HEALTH_METHODS
 from services.common.health import Health
 from services.common.listen import check_listen
+
+T = TypeVar("T")
 
 __all__ = [
     "MAX_MESSAGE_BYTES",
@@ -179,6 +182,28 @@ def service_error(error: grpc.aio.AioRpcError) -> ServiceError | None:
     if found is not None:
         found.retry_delay_s = retry_delay_s
     return found
+
+
+async def last_of(
+    call: grpc.aio.UnaryStreamCall[Any, T], abandoned: Callable[[T], object]
+) -> T | None:
+    """The last message of a stream, read to its end; None if there was none.
+
+    `abandoned` is told the last message so far when the reading is cancelled: the server may have
+    finished by then, and would not hear of it.
+    """
+    last: T | None = None
+    try:
+        async for message in call:
+            last = message
+    except asyncio.CancelledError:
+        if last is not None:
+            abandoned(last)
+        raise
+    finally:
+        # Ending the task that reads does not always end the call.
+        call.cancel()
+    return last
 
 
 def duration(seconds: float) -> duration_pb2.Duration:

@@ -56,15 +56,15 @@ class Size:
 class Screen:
     """One environment's screen as one policy sees it.
 
-    `pixels` is the screen itself, `shown` the picture that the policy gets, and `units` the range
-    of the coordinates that it points with, exclusive.
+    `pixels` is the screen itself, and `units` the range of the coordinates that the policy points
+    with, exclusive.
     """
 
     def __init__(self, config: ScreenConfig, tool: Tool, scale: Scale) -> None:
         self.pixels = screen_size(tool)
-        self.shown = self.pixels.fitted(config.max_side)
         relative = config.coordinates == "relative1000"
-        self.units = Size(_THOUSANDTHS, _THOUSANDTHS) if relative else self.shown
+        shown = self.pixels.fitted(config.max_side)
+        self.units = Size(_THOUSANDTHS, _THOUSANDTHS) if relative else shown
         self._max_side = config.max_side
         self._scale = scale
 

@@ -25,7 +25,7 @@ from services.env_gateway.grading import Grade
 from services.env_gateway.journal import Journal
 from services.env_gateway.limits import Admission, Ticket
 from services.env_gateway.opening import Opener
-from services.env_gateway.ports import Backend, Media, Submission
+from services.env_gateway.ports import Backend, Submission
 from services.env_gateway.session import Answer, Session, Signal
 from services.env_gateway.verdicts import VerifierRunner
 
@@ -219,9 +219,6 @@ class Gateway:
         del self._sessions[session.episode.episode_id]
         session.cancel_work()
         self.closer.discard(session)
-
-    def media(self, session: Session, sha256: bytes) -> Media | None:
-        return session.media.get(sha256)
 
     def renew(self, worker_id: str, episode_ids: list[str]) -> list[str]:
         """Renew leases; returns the episodes that the worker no longer has."""

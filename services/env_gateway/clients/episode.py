@@ -169,19 +169,9 @@ async def open_episode(
 async def _open(
     connection: Connection, request: pb.OpenEpisodeRequest, timeout_s: float
 ) -> Episode:
-    last = pb.OpenEpisodeResponse()
     call = connection.stub.OpenEpisode(request, timeout=timeout_s)
-    try:
-        async for update in call:
-            last = update
-    except asyncio.CancelledError:
-        # The gateway may have said READY already, and would not hear of the cancelling.
-        if last.episode_id:
-            connection.start_release(last.episode_id)
-        raise
-    finally:
-        # Ending the task that reads does not always end the call.
-        call.cancel()
+    read = await rpc.last_of(call, lambda update: connection.start_release(update.episode_id))
+    last = read or pb.OpenEpisodeResponse()
     if last.state != pb.EPISODE_STATE_READY:
         raise GatewayError(last.detail or "the gateway opened no episode")
     connection.hold(last.episode_id, rpc.seconds(last.ready.lease_ttl))

@@ -12,7 +12,7 @@ import grpc.aio
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc as pb_grpc
 from services.common.log import get_logger
-from services.common.rpc import duration, seconds
+from services.common.rpc import duration, last_of, seconds
 from services.rollout.adapters.calls import explain, persist, reason
 from services.rollout.codec import episode_from_pb, grade_from_pb, tool_result_from_pb
 from services.rollout.ports import EnvironmentLost
@@ -190,19 +190,9 @@ class GatewayEnvironment:
 
     async def _ready(self, message: pb.OpenEpisodeRequest, left_s: float) -> GatewayEpisode:
         """Read the states to their end: leaving early would cancel, and the gateway would close."""
-        last = pb.OpenEpisodeResponse()
         call = self._stub.OpenEpisode(message, timeout=left_s)
-        try:
-            async for update in call:
-                last = update
-        except asyncio.CancelledError:
-            # The gateway may have said READY already, and would not hear of the cancelling.
-            if last.episode_id:
-                self._start_closing(last.episode_id)
-            raise
-        finally:
-            # Ending the task that reads does not always end the call.
-            call.cancel()
+        read = await last_of(call, lambda update: self._start_closing(update.episode_id))
+        last = read or pb.OpenEpisodeResponse()
         if last.state != pb.EPISODE_STATE_READY:
             raise EnvironmentLost(last.detail or "the gateway opened no episode")
         return await self._episode(last)
