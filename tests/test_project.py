@@ -5,6 +5,7 @@ import importlib
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
@@ -57,10 +58,18 @@ def test_openenv_has_an_environment_with_the_mcp_that_it_needs() -> None:
 
 
 def config_models(service: str) -> Iterator[type[Model]]:
+    """Those that a service's `config` names, and those that their fields hold."""
     module = importlib.import_module(f"services.{service}.config")
-    for value in vars(module).values():
-        if isinstance(value, type) and issubclass(value, Model) and value is not Model:
-            yield value
+    waiting: list[Any] = list(vars(module).values())
+    seen: set[Any] = set()
+    while waiting:
+        value = waiting.pop()
+        waiting += get_args(value)
+        if not isinstance(value, type) or not issubclass(value, Model) or value in seen | {Model}:
+            continue
+        seen.add(value)
+        waiting += [field.annotation for field in value.model_fields.values()]
+        yield value
 
 
 def attributes_read(folder: Path) -> set[str]:

@@ -13,7 +13,7 @@ def _load() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
     from services.learner.adapters.trackers_jsonl import JsonlTracker
     from services.learner.adapters.weights_shm import WeightServer
     from services.learner.assemble import Vendors, run_learner
-    from services.learner.tracking import Trackers
+    from services.learner.metrics.trackers import Trackers
 
     async def run(runtime: Runtime[LearnerConfig]) -> None:
         logs = runtime.run_dir / "logs"

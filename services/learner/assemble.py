@@ -12,27 +12,27 @@ from flotilla.learner.v1 import group_service_pb2_grpc, policy_service_pb2_grpc
 from services.common import rpc
 from services.common.errors import ConfigError
 from services.common.runtime import Runtime
-from services.learner.batcher import Batcher
 from services.learner.broadcast import CANARY_TOLERANCE, Broadcast
-from services.learner.checkpoint import Checkpoints
+from services.learner.checkpoints.folders import Checkpoints
 from services.learner.clock import RunClock
 from services.learner.codec import Limits
 from services.learner.config import LearnerConfig
-from services.learner.curriculum import Curriculum, TaskFileError, load_tasks
-from services.learner.dispatch import Dispatcher
-from services.learner.evaluation import EvalSet
-from services.learner.group_types import GroupSpec, LeaseRules, Purpose
-from services.learner.journal import Journal, open_journal
-from services.learner.journal_rows import next_sequence_number, unfinished_groups
-from services.learner.journal_writer import JournalError
-from services.learner.leases import LeaseBook
-from services.learner.lineage import Lineage
+from services.learner.evaluation.report import EvalSet
+from services.learner.groups.batcher import Batcher
+from services.learner.groups.dispatcher import Dispatcher
+from services.learner.groups.leases import LeaseBook
+from services.learner.groups.lineage import Lineage
+from services.learner.groups.types import GroupSpec, LeaseRules, Purpose
+from services.learner.journal.rows import next_sequence_number, unfinished_groups
+from services.learner.journal.store import Journal, open_journal
+from services.learner.journal.writer import JournalError
 from services.learner.loop import Loop
-from services.learner.meters import shower
+from services.learner.metrics.meters import shower
 from services.learner.parts import Parts
 from services.learner.policy_service import PolicyService
 from services.learner.ports import Ranks, Snapshots, Tracker
 from services.learner.same_run import check_tasks_are_the_same, check_tokenizer_is_the_same
+from services.learner.sampling.curriculum import Curriculum, TaskFileError, load_tasks
 from services.learner.service import GroupService
 from services.learner.status import Phase, Status
 from services.learner.types import ModelInfo

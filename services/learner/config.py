@@ -5,29 +5,10 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from services.common.config import Model
+from services.learner.algorithm_config import AlgorithmConfig
 from services.learner.rank.config import RankConfig
 
 EvalMoment = Literal["before", "during", "after"]
-
-
-class AlgorithmConfig(Model):
-    """How rewards become a loss."""
-
-    # How an attempt is compared with its group: GRPO, arXiv 2402.03300 (centred and scaled);
-    # Dr. GRPO, arXiv 2503.20783 (centred); RLOO, arXiv 2402.14740 (against the others' mean).
-    advantage: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
-    # PPO, arXiv 1707.06347 equation 7, against the logprobs that the engine sampled with.
-    loss: Literal["ppo_clip"] = "ppo_clip"
-    clip_low: float = Field(default=0.2, gt=0, lt=1)
-    # Above clip_low: clip-higher of DAPO, arXiv 2503.14476.
-    clip_high: float = Field(default=0.28, gt=0)
-    # Mean over all policy tokens of an update's batch, or over its sequences of their means.
-    reduction: Literal["token_mean", "sequence_mean"] = "token_mean"
-    # Optimizer updates of a step: epochs * mini_batches (whole groups), then one publication.
-    epochs: int = Field(default=1, ge=1)
-    mini_batches: int = Field(default=1, ge=1)
-    # Tokens whose ratio trainer / sampler lies outside [1 / x, x] get no gradient; absent: none.
-    mask_ratio_above: float | None = Field(default=None, gt=1)
 
 
 class OptimizerConfig(Model):

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from services.learner.journal_rows import trajectory_of
-from services.learner.journal_writer import connect
+from services.learner.journal.rows import trajectory_of
+from services.learner.journal.writer import connect
 from services.learner.trajectory import PASS_REWARD, Trajectory
 from services.learner.types import AttemptKey, Author
 from services.learner.types import Sequence as TokenSequence

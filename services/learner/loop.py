@@ -19,16 +19,16 @@ from typing import Any, TypeVar
 from services.common import trace
 from services.common.errors import ConfigError
 from services.common.log import bind_process, get_logger
-from services.learner.batcher import Batch, train_batch
 from services.learner.broadcast import Announcement
 from services.learner.clock import Stopwatch
-from services.learner.evaluating import Evaluations
-from services.learner.evaluation import Moment
-from services.learner.journal_rows import accounts
-from services.learner.journal_schema import Plan
+from services.learner.evaluation.report import Moment
+from services.learner.evaluation.schedule import Evaluations
+from services.learner.groups.batcher import Batch, train_batch
+from services.learner.journal.rows import accounts
+from services.learner.journal.schema import Plan
+from services.learner.metrics.step import StepMetrics, step_times
 from services.learner.parts import Parts
 from services.learner.status import Phase
-from services.learner.step_metrics import StepMetrics, step_times
 from services.learner.summary import write_summary
 from services.learner.types import ModelInfo, PolicyId, StepResult
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from services.common.watchdog import Watchdog
 from services.learner.broadcast import Broadcast
-from services.learner.checkpoint import Checkpoints
+from services.learner.checkpoints.folders import Checkpoints
 from services.learner.clock import RunClock
 from services.learner.config import LearnerConfig
-from services.learner.dispatch import Dispatcher
-from services.learner.evaluation import EvalSet
-from services.learner.journal import Journal
+from services.learner.evaluation.report import EvalSet
+from services.learner.groups.dispatcher import Dispatcher
+from services.learner.journal.store import Journal
 from services.learner.ports import Ranks, Snapshots, Tracker
 from services.learner.status import Status
 

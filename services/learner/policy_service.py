@@ -17,8 +17,8 @@ from services.learner.broadcast import (
     UnknownWorkerError,
     Update,
 )
-from services.learner.dispatch import Dispatcher
-from services.learner.dispatch_types import now
+from services.learner.groups.dispatcher import Dispatcher
+from services.learner.groups.requests import now
 from services.learner.service import Context, check_epoch, check_tokenizer, refuse
 
 _log = get_logger(__name__)

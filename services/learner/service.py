@@ -11,15 +11,15 @@ from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import group_service_pb2_grpc
 from services.common.errors import ServiceError
 from services.learner import codec, codec_out
-from services.learner.dispatch import Dispatcher
-from services.learner.dispatch_types import (
+from services.learner.groups.dispatcher import Dispatcher
+from services.learner.groups.requests import (
     DrainingError,
     LeaseRequest,
     UnknownPolicyError,
     now,
 )
-from services.learner.group_types import LeaseLostError
-from services.learner.journal import ContentConflictError
+from services.learner.groups.types import LeaseLostError
+from services.learner.journal.store import ContentConflictError
 from services.learner.status import Status
 
 DOMAIN = "learner.flotilla"

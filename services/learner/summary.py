@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from services.learner.evaluation import MAIN_SET
+from services.learner.evaluation.report import MAIN_SET
 
 FILE_NAME = "summary.json"
 

@@ -91,6 +91,16 @@ class TrainSequence:
     temperature: float
     # Trainer version minus the oldest version that wrote any of it.
     staleness: int
+    stop_reason: StopReason = StopReason.DONE
+
+
+@dataclass(frozen=True, slots=True)
+class StepSettings:
+    """What was decided about one step when it was planned, and is journaled with its plan."""
+
+    # Tokens whose ratio trainer / sampler lies outside [1 / x, x] get no gradient, on top of what
+    # `[learner.algorithm.correction]` says.
+    ratio_limit: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +109,28 @@ class TrainBatch:
 
     step: int
     sequences: tuple[TrainSequence, ...]
+    settings: StepSettings = StepSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """How values are spread: `counts[i]` of them lie in [edges[i], edges[i + 1])."""
+
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VersionMismatch:
+    """Trainer against sampler on the tokens of the sequences that one version began."""
+
+    tokens: int
+    # Means over tokens: of the k3 estimate of KL(sampler || trainer), and of |difference of
+    # logprobs|; and the latter's 99.9 % quantile and maximum.
+    kl: float
+    abs_diff: float
+    abs_diff_tail: float
+    abs_diff_max: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +141,9 @@ class StepResult:
     seconds: float
     # True when the gradient was not finite and the parameters stayed as they were.
     skipped: bool
+    histograms: Mapping[str, Histogram] = field(default_factory=dict[str, Histogram])
+    # By version, for the mismatch guard.
+    versions: Mapping[int, VersionMismatch] = field(default_factory=dict[int, VersionMismatch])
 
 
 @dataclass(frozen=True, slots=True)

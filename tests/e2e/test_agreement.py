@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from services.common.spec import PolicyConfig
-from services.learner.config import AlgorithmConfig, OptimizerConfig
+from services.learner.algorithm_config import AlgorithmConfig
+from services.learner.config import OptimizerConfig
 from services.learner.rank import wire
 from services.learner.rank.config import RankConfig
 from services.learner.rank.model import Policy, load, score

@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 
 from services.launcher import address_file
-from services.learner.journal import FILE_NAME
-from services.learner.journal_rows import accounts
+from services.learner.journal.rows import accounts
+from services.learner.journal.store import FILE_NAME
 from tests.launcher.harness import left_running, start_cli
 
 # A busy machine takes ten times as long as an idle one.

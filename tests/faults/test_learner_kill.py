@@ -12,8 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 from services.learner.adapters.fake import FakeRanks
-from services.learner.batcher import train_batch
-from services.learner.journal import FILE_NAME, open_journal
+from services.learner.groups.batcher import train_batch
+from services.learner.journal.store import FILE_NAME, open_journal
 from tests.faults.learner_process import STEPS
 from tests.learner.support import FakeWorker, free_port
 

@@ -9,9 +9,9 @@ import pytest
 from services.common.config import parse
 from services.common.spec import PolicyConfig
 from services.learner.adapters.ranks_local import LocalRanks
-from services.learner.batcher import train_batch
 from services.learner.config import LearnerConfig
-from services.learner.journal import open_journal
+from services.learner.groups.batcher import train_batch
+from services.learner.journal.store import open_journal
 from tests.faults.harness import (
     ENGINE,
     ENVIRONMENTS,

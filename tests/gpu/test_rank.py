@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from services.common import fingerprint as reference
-from services.learner.config import AlgorithmConfig, OptimizerConfig
+from services.learner.algorithm_config import AlgorithmConfig
+from services.learner.config import OptimizerConfig
 from services.learner.rank.config import RankConfig
 from services.learner.rank.model import canary_token_ids, load, score
 from services.learner.rank.optimizer import Optimizer

@@ -10,10 +10,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from services.learner.curriculum import Task
-from services.learner.group_types import GroupSpec, Lease, Purpose
-from services.learner.journal import Journal, open_journal
-from services.learner.journal_schema import Plan
+from services.learner.groups.types import GroupSpec, Lease, Purpose
+from services.learner.journal.schema import Plan
+from services.learner.journal.store import Journal, open_journal
+from services.learner.sampling.curriculum import Task
 from services.learner.trajectory import Counts, Facts, Trajectory, TurnTiming, content_digest
 from services.learner.types import (
     AttemptKey,

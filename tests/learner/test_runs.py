@@ -15,8 +15,8 @@ from services.common.errors import ConfigError
 from services.learner.adapters.fake import FakeRanks
 from services.learner.adapters.trackers_jsonl import JsonlTracker
 from services.learner.assemble import Vendors, run_learner
-from services.learner.journal import FILE_NAME
-from services.learner.journal_writer import JournalError
+from services.learner.journal.store import FILE_NAME
+from services.learner.journal.writer import JournalError
 from tests.learner.support import (
     TOKENIZER,
     FakeWorker,

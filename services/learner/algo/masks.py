@@ -17,13 +17,14 @@ def predicting_positions(policy_mask: NDArray[np.bool_]) -> NDArray[np.int64]:
     return positions
 
 
-def within_ratio(logprobs: Tensor, behaviour: Tensor, limit: float | None) -> Tensor:
-    """True where pi / behaviour lies within [1 / limit, limit]; everywhere when limit is None.
+def within_ratio(logprobs: Tensor, behaviour: Tensor, bounds: tuple[float, float] | None) -> Tensor:
+    """True where pi / behaviour lies within `bounds`; everywhere when there are none.
 
     Tokens outside are samples that the trainer cannot explain. Masked importance sampling, as
     in IcePop, arXiv 2510.18855.
     """
-    if limit is None:
+    if bounds is None:
         return torch.ones_like(logprobs, dtype=torch.bool)
-    bound = torch.tensor(limit, dtype=logprobs.dtype, device=logprobs.device).log()
-    return (logprobs - behaviour).abs() <= bound
+    low, high = torch.tensor(bounds, dtype=logprobs.dtype, device=logprobs.device).log()
+    difference = logprobs - behaviour
+    return (low <= difference) & (difference <= high)

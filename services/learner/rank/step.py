@@ -17,7 +17,7 @@ from services.learner.algo.masks import predicting_positions, within_ratio
 from services.learner.algo.mismatch import Mismatch, measure
 from services.learner.algo.packing import first_fit_decreasing
 from services.learner.algo.reductions import REDUCTIONS
-from services.learner.config import AlgorithmConfig
+from services.learner.algorithm_config import AlgorithmConfig
 from services.learner.rank.config import RankConfig
 from services.learner.rank.model import Policy
 from services.learner.rank.optimizer import Optimizer, Update
@@ -142,7 +142,7 @@ class Trainer:
             behaviour = tokens.behaviour[span]
             result = self._loss(logprobs, behaviour, tokens.advantages[span])
             kept[span] = within_ratio(
-                logprobs.detach(), behaviour, self._algorithm.mask_ratio_above
+                logprobs.detach(), behaviour, self._algorithm.correction.token_mask
             )
             clipped[span] = result.clipped
             return torch.where(kept[span], result.loss, 0.0) * tokens.weights[span]

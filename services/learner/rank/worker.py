@@ -8,7 +8,8 @@ import torch
 
 from services.common.config import Model
 from services.common.spec import PolicyConfig
-from services.learner.config import AlgorithmConfig, OptimizerConfig
+from services.learner.algorithm_config import AlgorithmConfig
+from services.learner.config import OptimizerConfig
 from services.learner.rank import checkpoint, wire
 from services.learner.rank.config import RankConfig
 from services.learner.rank.model import Policy, canary_token_ids, load, score

@@ -86,7 +86,7 @@ def test_a_policy_cannot_have_written_the_first_token() -> None:
 def test_tokens_that_the_trainer_cannot_explain_are_masked() -> None:
     logprobs = torch.tensor([0.0, 0.0, 0.0])
     behaviour = torch.tensor([math.log(3.0), -math.log(3.0), 0.5])
-    assert within_ratio(logprobs, behaviour, 2.0).tolist() == [False, False, True]
+    assert within_ratio(logprobs, behaviour, (0.5, 2.0)).tolist() == [False, False, True]
     assert within_ratio(logprobs, behaviour, None).all()
 
 

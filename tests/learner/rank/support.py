@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from services.learner.config import AlgorithmConfig, OptimizerConfig
+from services.learner.algorithm_config import AlgorithmConfig
+from services.learner.config import OptimizerConfig
 from services.learner.rank.config import RankConfig
 from services.learner.rank.model import Policy, load
 from services.learner.rank.optimizer import Optimizer

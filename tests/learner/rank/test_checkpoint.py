@@ -4,7 +4,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from services.learner.config import AlgorithmConfig, OptimizerConfig
+from services.learner.algorithm_config import AlgorithmConfig
+from services.learner.config import OptimizerConfig
 from services.learner.rank import checkpoint
 from services.learner.rank.checkpoint import CheckpointError
 from services.learner.rank.config import RankConfig

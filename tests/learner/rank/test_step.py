@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from services.learner.algo.advantages import group_advantages, grpo
-from services.learner.config import AlgorithmConfig
+from services.learner.algorithm_config import AlgorithmConfig, CorrectionConfig
 from services.learner.rank.model import Policy
 from services.learner.rank.step import split_groups
 from services.learner.types import TrainBatch
@@ -128,7 +128,7 @@ def test_far_off_policy_the_clip_holds_the_policy_where_it_is(model_folder: Path
 
 
 def test_tokens_beyond_the_ratio_limit_are_masked_and_counted(model_folder: Path) -> None:
-    algorithm = AlgorithmConfig(mask_ratio_above=1.2)
+    algorithm = AlgorithmConfig(correction=CorrectionConfig(token_mask=(1 / 1.2, 1.2)))
     policy, _, trainer = make_trainer(model_folder, algorithm=algorithm)
     metrics, _ = trainer.train(make_batch(policy, shift=0.3), lr=1e-3)
     # |N(0, 0.3)| > log 1.2 in 54 % of cases.

@@ -1,0 +1,48 @@
+"""Groups that no worker has had yet: requeued ones, fresh ones, and those of evaluations."""
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+
+from services.learner.groups.types import GroupSpec, Purpose
+
+
+class Backlog:
+    """Two queues. Fresh TRAIN groups are made when they are asked for.
+
+    A worker gets the first group that it can do; those that it cannot do wait for another,
+    never more of them than `bound`.
+    """
+
+    def __init__(self, next_group: Callable[[], GroupSpec], *, bound: int) -> None:
+        self._next_group = next_group
+        self._bound = bound
+        self._queues: dict[Purpose, deque[GroupSpec]] = {p: deque() for p in Purpose}
+
+    def __iter__(self) -> Iterator[GroupSpec]:
+        for queue in self._queues.values():
+            yield from queue
+
+    def add(self, specs: Iterable[GroupSpec]) -> None:
+        """Put groups before all fresh ones."""
+        for spec in specs:
+            self._queues[spec.purpose].append(spec)
+
+    def first(self, purpose: Purpose, capabilities: Collection[str]) -> GroupSpec | None:
+        """The next group for a worker; it stays until it is taken."""
+        queue = self._queues[purpose]
+        for spec in queue:
+            if spec.task.needs.issubset(capabilities):
+                return spec
+        while purpose is Purpose.TRAIN and len(queue) < self._bound:
+            queue.append(spec := self._next_group())
+            if spec.task.needs.issubset(capabilities):
+                return spec
+        return None
+
+    def take(self, spec: GroupSpec) -> None:
+        self._queues[spec.purpose].remove(spec)
+
+    def drop(self, group_ids: Collection[str]) -> None:
+        """Forget groups of evaluations."""
+        kept = (s for s in self._queues[Purpose.EVAL] if s.group_id not in group_ids)
+        self._queues[Purpose.EVAL] = deque(kept)

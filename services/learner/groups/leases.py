@@ -1,0 +1,299 @@
+"""Who may sample what. No I/O, no clock of its own; every time is an argument in seconds.
+
+    fresh or requeued --lease--> leased --all attempts ended--> complete --free--> (gone)
+                          ^         |                              |
+                          +--lost---+------deadline, stale-------- dropped --> (gone)
+
+A TRAIN group holds one of `(max_staleness + 1) * groups_per_step` slots from its first
+lease until it is gone. Slots are never counted up and down: the groups that hold one are
+the groups in the book, so none can leak. EVAL groups hold slots of their own.
+"""
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+
+from services.learner.groups.backlog import Backlog
+from services.learner.groups.roster import Roster, Worker
+from services.learner.groups.types import (
+    Attempt,
+    Ended,
+    GroupSpec,
+    Lease,
+    LeaseLostError,
+    LeaseRules,
+    OpenGroup,
+    Purpose,
+)
+from services.learner.types import AttemptKey, PolicyId
+
+
+class LeaseBook:
+    """Leases fresh groups from `next_group`, requeued ones, and lost ones again."""
+
+    def __init__(self, rules: LeaseRules, next_group: Callable[[], GroupSpec]) -> None:
+        self.rules = rules
+        # The newest published policy; nothing is leased before there is one.
+        self.policy: PolicyId | None = None
+        # How many TRAIN groups may hold a slot now, below the rule's bound near a run's end.
+        self.train_slots = rules.train_slots
+        self._backlog = Backlog(next_group, bound=rules.train_slots)
+        self._groups: dict[str, OpenGroup] = {}
+        self._lost: deque[str] = deque()
+        self._leases: dict[str, str] = {}
+        self.workers = Roster(ttl_s=rules.ttl_s)
+
+    # --- workers
+
+    def greet(self, worker_id: str, incarnation: str, now: float) -> None:
+        """Note that a worker lives; a new incarnation ends its predecessor's leases.
+
+        A process that was replaced has no place to come back to: it changes nothing.
+        """
+        if self.workers.was_replaced(worker_id, incarnation):
+            return
+        worker = self.workers.get(worker_id)
+        if worker is None or worker.incarnation != incarnation:
+            self.end_leases_of(worker_id)
+            self.workers.replace(worker_id, incarnation, now)
+        self.workers[worker_id].seen = now
+
+    def end_leases_of(self, worker_id: str) -> None:
+        """Take all work back from a worker that is absent."""
+        if worker := self.workers.get(worker_id):
+            for lease_id in worker.leases.copy():
+                self._lose(lease_id)
+
+    # --- leases
+
+    def lease(self, worker_id: str, free_attempts: int, lease_id: str, now: float) -> Lease | None:
+        """Give a greeted worker the next group that it may have, or nothing."""
+        worker = self.workers[worker_id]
+        worker.seen = now
+        if self.policy is None or free_attempts < 1:
+            return None
+        for purpose in (Purpose.EVAL, Purpose.TRAIN):
+            if not self._may_have_more(worker, purpose, now):
+                continue
+            group = self._pick(worker, purpose, free_attempts, now)
+            if group:
+                return self._grant(group, worker_id, lease_id, now)
+        return None
+
+    def renew(self, worker_id: str, lease_ids: Iterable[str], now: float) -> list[str]:
+        """Push back the expiry of leases; returns those that are lost."""
+        if worker := self.workers.get(worker_id):
+            worker.seen = now
+        lost: list[str] = []
+        for lease_id in lease_ids:
+            group = self._leased(lease_id)
+            if group and group.lease and group.lease.worker_id == worker_id:
+                group.expires = now + self.rules.ttl_s
+            else:
+                lost.append(lease_id)
+        return lost
+
+    def release(self, worker_id: str, lease_ids: Iterable[str]) -> None:
+        """Take back what a worker returns; what is not its own is ignored."""
+        for lease_id in lease_ids:
+            group = self._leased(lease_id)
+            if group and group.lease and group.lease.worker_id == worker_id:
+                self._lose(lease_id)
+
+    def holder(self, lease_id: str) -> Lease | None:
+        """The lease, when it is still good."""
+        group = self._leased(lease_id)
+        return group.lease if group else None
+
+    def check(self, lease_id: str, key: AttemptKey, now: float) -> GroupSpec:
+        """Leave to hand in `key`; it keeps the lease alive. Raises LeaseLostError."""
+        group = self._leased(lease_id)
+        if group is None or group.spec.group_id != key.group_id or group.expires <= now:
+            raise LeaseLostError(f"lease {lease_id!r} does not cover group {key.group_id!r}")
+        if key.attempt_index >= group.spec.size or key.attempt_try >= self.rules.max_tries:
+            raise ValueError(
+                f"attempt {key.attempt_index} try {key.attempt_try} is out of bounds: the group"
+                f" has {group.spec.size} attempts of at most {self.rules.max_tries} tries"
+            )
+        attempt = group.attempts[key.attempt_index]
+        if attempt.ended and key.attempt_try >= attempt.next_try:
+            raise ValueError(f"attempt {key.attempt_index} has ended: it takes no other try")
+        group.expires = now + self.rules.ttl_s
+        return group.spec
+
+    def record(self, key: AttemptKey, *, graded: bool, oldest_version: int | None) -> Ended | None:
+        """Note how a try ended; says so when that completed its group.
+
+        A try of a group that is gone, or of an attempt that has ended, changes nothing.
+        """
+        group = self._groups.get(key.group_id)
+        if group is None or group.complete:
+            return None
+        attempt = group.attempts[key.attempt_index]
+        if attempt.ended:
+            return None
+        attempt.next_try = max(attempt.next_try, key.attempt_try + 1)
+        if graded:
+            attempt.graded = key
+            if oldest_version is not None:
+                oldest = group.oldest_version
+                group.oldest_version = (
+                    oldest_version if oldest is None else min(oldest, oldest_version)
+                )
+        attempt.ended = graded or attempt.next_try >= self.rules.max_tries
+        return None if group.missing else self._end(group)
+
+    def expire(self, now: float) -> list[Ended]:
+        """Take back overdue leases, and end the groups whose deadline has passed."""
+        for group in list(self._groups.values()):
+            if group.lease and group.expires <= now:
+                self._lose(group.lease.lease_id)
+        overdue = [g for g in self._groups.values() if not g.complete and g.deadline <= now]
+        self.workers.forget_absent(now)
+        return [self._end(group) for group in overdue]
+
+    # --- groups
+
+    def add(self, specs: Iterable[GroupSpec]) -> None:
+        """Have groups leased before all fresh ones."""
+        self._backlog.add(specs)
+
+    def drop(self, group_ids: Collection[str], reason: str) -> list[Ended]:
+        """End groups that are not complete, whatever they have."""
+        self._backlog.drop(group_ids)
+        known = [self._groups[i] for i in group_ids if i in self._groups]
+        return [self._end(group, reason) for group in known if not group.complete]
+
+    def drop_stale(self, oldest_allowed: int) -> list[Ended]:
+        """End the open TRAIN groups that hold an attempt older than a version."""
+        stale = [
+            group.spec.group_id
+            for group in self._groups.values()
+            if group.spec.purpose is Purpose.TRAIN
+            and group.oldest_version is not None
+            and group.oldest_version < oldest_allowed
+        ]
+        return self.drop(stale, "stale")
+
+    def free(self, group_ids: Iterable[str]) -> None:
+        """Forget complete groups: trained and published, dropped, filtered or evaluated."""
+        for group_id in group_ids:
+            self._groups.pop(group_id, None)
+
+    def restore(self, spec: GroupSpec, now: float) -> None:
+        """Take up a group that had been leased before a restart, without its lease."""
+        self._groups[spec.group_id] = self._open(spec, now)
+        self._lost.append(spec.group_id)
+
+    def restore_lease(
+        self, lease_id: str, group_id: str, worker: tuple[str, str], now: float
+    ) -> None:
+        """Give a restored group its lease back, so that its worker can renew it."""
+        worker_id, incarnation = worker
+        self.greet(worker_id, incarnation, now)
+        group = self._groups.get(group_id)
+        if group and not group.complete and group.lease is None:
+            self._lost.remove(group_id)
+            self._grant(group, worker_id, lease_id, now)
+
+    def missing_capabilities(self, now: float) -> frozenset[str]:
+        """What waiting groups need and no worker that lives can do."""
+        if not self.workers.alive(now):
+            return frozenset()
+        lost = [self._groups[group_id].spec for group_id in self._lost]
+        specs = [*self._backlog, *lost]
+        needed = frozenset[str]().union(*(spec.task.needs for spec in specs))
+        return needed - self.workers.capabilities(now)
+
+    def waits_for(self, key: AttemptKey) -> bool:
+        """Whether a try would still change its group: neither is over."""
+        group = self._groups.get(key.group_id)
+        return bool(group and not group.complete and not group.attempts[key.attempt_index].ended)
+
+    # --- counts
+
+    def held(self, purpose: Purpose = Purpose.TRAIN) -> int:
+        """Slots in use."""
+        return sum(1 for group in self._groups.values() if group.spec.purpose is purpose)
+
+    @property
+    def leased_groups(self) -> int:
+        return len(self._leases)
+
+    @property
+    def free_slots(self) -> int:
+        return max(0, self.train_slots - self.held())
+
+    # --- inside
+
+    def _may_have_more(self, worker: Worker, purpose: Purpose, now: float) -> bool:
+        slots = self.train_slots if purpose is Purpose.TRAIN else self.rules.eval_slots
+        if not slots:
+            return False
+        share = self.workers.share(worker, slots, now)
+        specs = [group.spec for lease in worker.leases if (group := self._leased(lease))]
+        return sum(1 for spec in specs if spec.purpose is purpose) < share
+
+    def _pick(
+        self, worker: Worker, purpose: Purpose, free_attempts: int, now: float
+    ) -> OpenGroup | None:
+        for group_id in self._lost:
+            group = self._groups[group_id]
+            if group.spec.purpose is purpose and worker.may_take(group, self.policy, free_attempts):
+                self._lost.remove(group_id)
+                return group
+        spec = self._next(worker, purpose)
+        if spec is None:
+            return None
+        group = self._open(spec, now)
+        if not worker.may_take(group, self.policy, free_attempts):
+            return None
+        self._backlog.take(spec)
+        self._groups[spec.group_id] = group
+        return group
+
+    def _next(self, worker: Worker, purpose: Purpose) -> GroupSpec | None:
+        slots = self.free_slots
+        if purpose is Purpose.EVAL:
+            slots = self.rules.eval_slots - self.held(purpose)
+        return self._backlog.first(purpose, worker.capabilities) if slots > 0 else None
+
+    def _open(self, spec: GroupSpec, now: float) -> OpenGroup:
+        attempts = [Attempt() for _ in range(spec.size)]
+        return OpenGroup(spec, attempts, deadline=now + self.rules.group_deadline_s)
+
+    def _grant(self, group: OpenGroup, worker_id: str, lease_id: str, now: float) -> Lease:
+        policy = group.spec.exact_policy or self.policy or PolicyId(0, 0)
+        lease = Lease(lease_id, group.spec, group.missing, policy, worker_id, group.deadline)
+        group.lease, group.expires = lease, now + self.rules.ttl_s
+        self._leases[lease_id] = group.spec.group_id
+        self.workers[worker_id].leases.add(lease_id)
+        return lease
+
+    def _leased(self, lease_id: str) -> OpenGroup | None:
+        group_id = self._leases.get(lease_id)
+        return self._groups[group_id] if group_id is not None else None
+
+    def _lose(self, lease_id: str) -> None:
+        if group := self._leased(lease_id):
+            self._end_lease(group)
+            self._lost.append(group.spec.group_id)
+
+    def _end_lease(self, group: OpenGroup) -> None:
+        if group.lease:
+            del self._leases[group.lease.lease_id]
+            self.workers[group.lease.worker_id].leases.discard(group.lease.lease_id)
+            group.lease = None
+
+    def _end(self, group: OpenGroup, reason: str = "") -> Ended:
+        """Complete a group that holds enough to be used, and drop it else."""
+        self._end_lease(group)
+        if group.spec.group_id in self._lost:
+            self._lost.remove(group.spec.group_id)
+        group.complete = True
+        needed = self.rules.min_group if group.spec.purpose is Purpose.TRAIN else 0
+        if not reason and len(group.graded) < needed:
+            reason = "too_few_graded"
+        if reason:
+            del self._groups[group.spec.group_id]
+        oldest = group.oldest_version
+        return Ended(group.spec, group.graded, -1 if oldest is None else oldest, reason)

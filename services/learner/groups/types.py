@@ -1,0 +1,109 @@
+"""Groups and leases as values."""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from services.learner.sampling.curriculum import Task
+from services.learner.types import AttemptKey, PolicyId
+
+
+class Purpose(StrEnum):
+    """What the sampled trajectories are for."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+
+
+class LeaseLostError(KeyError):
+    """The caller's lease has ended: drop the group."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSpec:
+    """What does not change about a group."""
+
+    group_id: str
+    # Position in the curriculum; -1 for EVAL.
+    sequence_number: int
+    task: Task
+    purpose: Purpose
+    size: int
+    temperature: float
+    # How often its task was dropped before.
+    requeues: int = 0
+    eval_id: str = ""
+    # Set for EVAL: sample from exactly this policy.
+    exact_policy: PolicyId | None = None
+
+    def requeued(self) -> "GroupSpec":
+        """A new group for the same task."""
+        stem = self.group_id.rsplit("r", 1)[0]
+        requeues = self.requeues + 1
+        return replace(self, group_id=f"{stem}r{requeues}", requeues=requeues)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Leave to sample the missing attempts of one group."""
+
+    lease_id: str
+    group: GroupSpec
+    # (attempt index, number of its next try).
+    attempts: tuple[tuple[int, int], ...]
+    min_policy: PolicyId
+    worker_id: str
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A group that needs no more work; dropped when `reason` is set."""
+
+    group: GroupSpec
+    graded: tuple[AttemptKey, ...]
+    # Oldest version that wrote any of it.
+    oldest_version: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRules:
+    """The bounds that a book keeps."""
+
+    train_slots: int
+    eval_slots: int
+    ttl_s: float
+    group_deadline_s: float
+    max_tries: int
+    min_group: int
+
+
+@dataclass(slots=True)
+class Attempt:
+    """How far one attempt has come."""
+
+    next_try: int = 0
+    # The try that was graded.
+    graded: AttemptKey | None = None
+    ended: bool = False
+
+
+@dataclass(slots=True)
+class OpenGroup:
+    """A group in the book."""
+
+    spec: GroupSpec
+    attempts: list[Attempt]
+    deadline: float
+    oldest_version: int | None = None
+    complete: bool = False
+    lease: Lease | None = None
+    expires: float = 0.0
+
+    @property
+    def missing(self) -> tuple[tuple[int, int], ...]:
+        return tuple((i, a.next_try) for i, a in enumerate(self.attempts) if not a.ended)
+
+    @property
+    def graded(self) -> tuple[AttemptKey, ...]:
+        return tuple(a.graded for a in self.attempts if a.graded is not None)

@@ -1,0 +1,152 @@
+"""Rows of the journal from and to the learner's words, inside one transaction or query."""
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from services.learner import trajectory as trajectories
+from services.learner.groups.types import GroupSpec, Purpose
+from services.learner.journal.schema import StoredGroup
+from services.learner.journal.writer import JournalError, connect
+from services.learner.sampling.curriculum import Task
+from services.learner.trajectory import Trajectory
+from services.learner.types import AttemptKey, PolicyId
+
+_SPEC = "group_id, sequence_number, purpose, eval_id, spec"
+_TRAJECTORY = "group_id, attempt_index, try, reward, failure, content_digest, summary, payload"
+_BY_KEY = "WHERE group_id = ? AND attempt_index = ? AND try = ?"
+
+
+def put_group(db: sqlite3.Connection, spec: GroupSpec, *, leased: bool) -> None:
+    """Note a group unless it is known; a lease is never forgotten."""
+    row = (spec.group_id, spec.sequence_number, spec.purpose, spec.eval_id, _spec_text(spec))
+    db.execute(
+        "INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?, 'open', '', NULL)"
+        " ON CONFLICT (group_id) DO UPDATE SET leased = max(leased, excluded.leased)",
+        (*row, leased),
+    )
+
+
+def record_digest(db: sqlite3.Connection, key: AttemptKey) -> bytes | None:
+    sql = f"SELECT record_digest FROM trajectories {_BY_KEY}"
+    row = db.execute(sql, (key.group_id, key.attempt_index, key.attempt_try)).fetchone()
+    return row[0] if row else None
+
+
+def trajectory_of(db: sqlite3.Connection, key: AttemptKey) -> Trajectory:
+    """Raises JournalError when a key that was acknowledged is not there."""
+    sql = f"SELECT {_TRAJECTORY} FROM trajectories {_BY_KEY}"
+    row = db.execute(sql, (key.group_id, key.attempt_index, key.attempt_try)).fetchone()
+    if row is None:
+        raise JournalError(f"the journal has no {key}, which a plan names")
+    return _trajectory(row)
+
+
+def group_trajectories(db: sqlite3.Connection, group_id: str) -> list[Trajectory]:
+    """All tries of a group, in order of attempt and try."""
+    sql = f"SELECT {_TRAJECTORY} FROM trajectories WHERE group_id = ? ORDER BY attempt_index, try"
+    return [_trajectory(row) for row in db.execute(sql, (group_id,))]
+
+
+def unfinished_groups(db: sqlite3.Connection) -> list[StoredGroup]:
+    """The TRAIN groups whose work is neither planned nor dropped, oldest first."""
+    rows = db.execute(
+        f"SELECT {_SPEC}, leased FROM groups WHERE purpose = 'train'"
+        " AND state = 'open' ORDER BY sequence_number, group_id"
+    ).fetchall()
+    return [_stored(db, row) for row in rows]
+
+
+def next_sequence_number(db: sqlite3.Connection) -> int:
+    """Where the curriculum goes on."""
+    sql = "SELECT coalesce(max(sequence_number), -1) + 1 FROM groups WHERE purpose = 'train'"
+    return int(db.execute(sql).fetchone()[0])
+
+
+def replayed_version(db: sqlite3.Connection) -> int:
+    """The version at which a start from this journal takes over, all plans replayed."""
+    (planned,) = db.execute("SELECT coalesce(max(step), 0) FROM plans").fetchone()
+    (saved,) = db.execute("SELECT coalesce(max(step), 0) FROM checkpoints").fetchone()
+    return max(planned, saved)
+
+
+def accounts(db: sqlite3.Connection) -> dict[str, int]:
+    """Where every acknowledged try went (I2); the values sum to `acknowledged`."""
+    sql = """
+    SELECT CASE WHEN t.failure IS NOT NULL THEN 'failed'
+                WHEN t.dropped != '' THEN 'dropped/' || t.dropped
+                WHEN g.state = 'planned' THEN 'trained'
+                WHEN g.state = 'evaluated' THEN 'evaluated'
+                WHEN g.state IN ('dropped', 'filtered') THEN 'dropped/' || g.reason
+                ELSE 'queued' END AS fate, count(*)
+    FROM trajectories t JOIN groups g USING (group_id) GROUP BY fate"""
+    fates = dict(db.execute(sql).fetchall())
+    (acknowledged,) = db.execute("SELECT count(*) FROM trajectories").fetchone()
+    return {**fates, "acknowledged": acknowledged}
+
+
+def read_group(journal: Path, group_id: str) -> list[Trajectory]:
+    """What was sampled for a group, from the file of any run, running or not.
+
+    Sequences are empty where their arrays were pruned; the first group of each step keeps
+    them.
+    """
+    connection = connect(journal, read_only=True)
+    try:
+        return group_trajectories(connection, group_id)
+    finally:
+        connection.close()
+
+
+def _stored(db: sqlite3.Connection, row: tuple[Any, ...]) -> StoredGroup:
+    *columns, leased = row
+    spec = _spec(columns)
+    # A worker's newest lease names the incarnation that may still live.
+    lease = db.execute(
+        "SELECT lease_id, worker_id, incarnation, request_id FROM leases l WHERE rowid ="
+        " (SELECT max(rowid) FROM leases WHERE group_id = ?) AND incarnation ="
+        " (SELECT incarnation FROM leases WHERE worker_id = l.worker_id"
+        "  ORDER BY rowid DESC LIMIT 1)",
+        (spec.group_id,),
+    ).fetchone()
+    sql = "SELECT dropped FROM trajectories WHERE group_id = ? ORDER BY attempt_index, try"
+    dropped = [why for (why,) in db.execute(sql, (spec.group_id,))]
+    tries = zip(group_trajectories(db, spec.group_id), dropped, strict=True)
+    return StoredGroup(spec, bool(leased), lease, tuple(tries))
+
+
+def _spec_text(spec: GroupSpec) -> str:
+    policy = spec.exact_policy
+    return json.dumps(
+        {
+            "task": [spec.task.key, spec.task.env_key, spec.task.json],
+            "size": spec.size,
+            "temperature": spec.temperature,
+            "requeues": spec.requeues,
+            "exact": [policy.run_epoch, policy.version] if policy else None,
+        },
+        ensure_ascii=False,
+    )
+
+
+def _spec(row: list[Any]) -> GroupSpec:
+    group_id, sequence_number, purpose, eval_id, text = row
+    data = json.loads(text)
+    return GroupSpec(
+        group_id=group_id,
+        sequence_number=sequence_number,
+        task=Task(*data["task"]),
+        purpose=Purpose(purpose),
+        size=data["size"],
+        temperature=data["temperature"],
+        requeues=data["requeues"],
+        eval_id=eval_id,
+        exact_policy=PolicyId(*data["exact"]) if data["exact"] else None,
+    )
+
+
+def _trajectory(row: tuple[Any, ...]) -> Trajectory:
+    group_id, index, attempt_try, reward, failure, digest, summary, payload = row
+    key = AttemptKey(group_id, index, attempt_try)
+    return trajectories.restore(key, reward, failure, digest, summary, payload)

@@ -1,0 +1,81 @@
+"""The journal's tables and what is read from them."""
+
+from dataclasses import dataclass
+
+from services.learner.groups.types import GroupSpec
+from services.learner.trajectory import Trajectory
+from services.learner.types import AttemptKey
+
+SCHEMA_VERSION = "1"
+
+TABLES = """
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS epochs (
+  run_epoch INTEGER PRIMARY KEY, forked_version INTEGER NOT NULL, started REAL NOT NULL);
+-- state: open, planned, filtered, dropped, evaluated
+CREATE TABLE IF NOT EXISTS groups (
+  group_id TEXT PRIMARY KEY, sequence_number INTEGER NOT NULL, purpose TEXT NOT NULL,
+  eval_id TEXT NOT NULL, spec TEXT NOT NULL, leased INTEGER NOT NULL,
+  state TEXT NOT NULL, reason TEXT NOT NULL, step INTEGER);
+CREATE INDEX IF NOT EXISTS groups_by_state ON groups (state, purpose);
+CREATE TABLE IF NOT EXISTS leases (
+  lease_id TEXT PRIMARY KEY, group_id TEXT NOT NULL, worker_id TEXT NOT NULL,
+  incarnation TEXT NOT NULL, request_id TEXT NOT NULL, run_epoch INTEGER NOT NULL);
+CREATE INDEX IF NOT EXISTS leases_by_group ON leases (group_id);
+CREATE INDEX IF NOT EXISTS leases_by_worker ON leases (worker_id);
+CREATE TABLE IF NOT EXISTS trajectories (
+  group_id TEXT NOT NULL, attempt_index INTEGER NOT NULL, try INTEGER NOT NULL,
+  reward REAL, failure TEXT, record_digest BLOB NOT NULL, content_digest BLOB NOT NULL,
+  summary TEXT NOT NULL, payload BLOB, received REAL NOT NULL,
+  dropped TEXT NOT NULL,
+  PRIMARY KEY (group_id, attempt_index, try));
+-- One step's attempts in order, committed before the step runs.
+CREATE TABLE IF NOT EXISTS plans (
+  step INTEGER PRIMARY KEY, run_epoch INTEGER NOT NULL, attempts TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS publications (
+  run_epoch INTEGER NOT NULL, version INTEGER NOT NULL, fingerprint BLOB NOT NULL,
+  PRIMARY KEY (run_epoch, version));
+CREATE TABLE IF NOT EXISTS checkpoints (
+  step INTEGER PRIMARY KEY, directory TEXT NOT NULL, files TEXT NOT NULL, made REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS evals (
+  eval_id TEXT PRIMARY KEY, moment TEXT NOT NULL, version INTEGER NOT NULL,
+  results TEXT NOT NULL);
+"""
+
+# Arrays that every kept checkpoint contains, but for the first group of each step.
+PRUNE = """
+UPDATE trajectories SET payload = NULL WHERE payload IS NOT NULL AND group_id IN (
+  SELECT group_id FROM groups
+  WHERE (state IN ('planned', 'filtered') AND step <= ? OR state IN ('dropped', 'evaluated'))
+    AND group_id NOT IN (
+      SELECT min(group_id) FROM groups WHERE state = 'planned' AND step <= ? GROUP BY step))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What step `step` trains on, in order."""
+
+    step: int
+    attempts: tuple[AttemptKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGroup:
+    """A TRAIN group that a restart takes up again."""
+
+    spec: GroupSpec
+    leased: bool
+    # (lease_id, worker_id, incarnation, request_id) of its newest lease.
+    lease: tuple[str, str, str, str] | None
+    # Its tries, with why they are not used, "" for those that are.
+    trajectories: tuple[tuple[Trajectory, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRow:
+    """One committed checkpoint; `files` is name to SHA-256 hex."""
+
+    step: int
+    directory: str
+    files: dict[str, str]

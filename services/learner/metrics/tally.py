@@ -1,0 +1,72 @@
+"""What came in and what was lost between two steps, for the metrics."""
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from services.common.log import get_logger
+from services.learner.groups.batcher import ReadyGroup, Record
+from services.learner.groups.types import GroupSpec, Purpose
+from services.learner.types import FailureKind
+
+_log = get_logger(__name__)
+# Attempts whose lengths are compared to see whether dropping is biased.
+_LENGTHS = 4096
+
+
+@dataclass(slots=True)
+class Counters:
+    """Sums since they were last taken."""
+
+    policy_tokens: int = 0
+    trajectories: int = 0
+    failures: Counter[str] = field(default_factory=Counter[str])
+    dropped_groups: Counter[str] = field(default_factory=Counter[str])
+    quarantined: int = 0
+    # By environment: TRAIN tries that ended, and those whose grade is not known.
+    tries: Counter[str] = field(default_factory=Counter[str])
+    no_grade: Counter[str] = field(default_factory=Counter[str])
+
+
+class Tally:
+    """Counts as things happen; `take` starts anew."""
+
+    def __init__(self) -> None:
+        self.stale_lengths: deque[int] = deque(maxlen=_LENGTHS)
+        self.trained_lengths: deque[int] = deque(maxlen=_LENGTHS)
+        self._counters = Counters()
+        # Of the whole process.
+        self.received_in_all: Counter[str] = Counter()
+
+    def received(self, record: Record, spec: GroupSpec) -> None:
+        """A try was journaled."""
+        counters = self._counters
+        counters.policy_tokens += record.policy_tokens
+        counters.trajectories += 1
+        self.received_in_all[spec.purpose] += 1
+        failure = record.trajectory.failure or record.dropped
+        if failure:
+            counters.failures[str(failure)] += 1
+        if spec.purpose is Purpose.TRAIN:
+            env = spec.task.env_key
+            counters.tries[env] += 1
+            counters.no_grade[env] += record.trajectory.failure is FailureKind.NO_GRADE
+
+    def dropped(self, reason: str, group: ReadyGroup) -> None:
+        """A group was dropped."""
+        self._counters.dropped_groups[reason] += 1
+        if reason == "stale":
+            self.stale_lengths.extend(record.policy_tokens for record in group.graded)
+
+    def quarantined(self, spec: GroupSpec) -> None:
+        """A task was dropped as often as it may be requeued."""
+        self._counters.quarantined += 1
+        _log.error("a task was given up", task=spec.task.key, env=spec.task.env_key)
+
+    def trained(self, group: ReadyGroup) -> None:
+        """A group went into a step."""
+        self.trained_lengths.extend(record.policy_tokens for record in group.graded)
+
+    def take(self) -> Counters:
+        """The sums so far, which start from nothing again."""
+        taken, self._counters = self._counters, Counters()
+        return taken

@@ -1,0 +1,350 @@
+"""The lease book: slots, shares, tries, deadlines, and thousands of random events."""
+
+import random
+from collections import Counter
+from itertools import count
+
+import pytest
+
+from services.learner.groups.batcher import Batcher, ReadyGroup, Record
+from services.learner.groups.leases import LeaseBook
+from services.learner.groups.types import (
+    Ended,
+    GroupSpec,
+    Lease,
+    LeaseLostError,
+    LeaseRules,
+    Purpose,
+)
+from services.learner.sampling.curriculum import Task
+from services.learner.trajectory import Trajectory
+from services.learner.types import AttemptKey, PolicyId
+
+RULES = LeaseRules(
+    train_slots=4, eval_slots=2, ttl_s=10.0, group_deadline_s=60.0, max_tries=2, min_group=2
+)
+TASK = Task("task", "env", "{}")
+
+
+def make_book(rules: LeaseRules = RULES, *, size: int = 3) -> LeaseBook:
+    numbers = count()
+
+    def fresh() -> GroupSpec:
+        number = next(numbers)
+        return GroupSpec(f"g{number}", number, TASK, Purpose.TRAIN, size, 1.0)
+
+    book = LeaseBook(rules, fresh)
+    book.policy = PolicyId(1, 0)
+    return book
+
+
+def join(book: LeaseBook, worker_id: str = "a", *, version: int = 0, devices: int = 1) -> None:
+    book.greet(worker_id, "first", 0.0)
+    book.workers.attach(worker_id, devices)
+    book.workers.serves(worker_id, PolicyId(1, version))
+
+
+def lease_one(book: LeaseBook, lease_id: str, worker_id: str = "a", *, now: float = 0.0) -> Lease:
+    lease = book.lease(worker_id, 64, lease_id, now)
+    assert lease is not None
+    return lease
+
+
+def grade(book: LeaseBook, lease: Lease, index: int, *, attempt_try: int = 0) -> Ended | None:
+    key = AttemptKey(lease.group.group_id, index, attempt_try)
+    return book.record(key, graded=True, oldest_version=0)
+
+
+def test_no_more_groups_are_leased_than_there_are_slots() -> None:
+    book = make_book()
+    join(book)
+    for number in range(4):
+        lease_one(book, str(number))
+    assert book.lease("a", 64, "more", 0.0) is None
+    assert book.free_slots == 0
+
+
+def test_a_complete_group_holds_its_slot_until_it_is_freed() -> None:
+    book = make_book()
+    join(book)
+    leases = [lease_one(book, str(number)) for number in range(4)]
+    ended = [grade(book, leases[0], index) for index in range(3)]
+    assert ended[-1] is not None
+    assert ended[-1].reason == ""
+    assert book.lease("a", 64, "more", 0.0) is None
+    book.free([leases[0].group.group_id])
+    assert lease_one(book, "more").group.group_id == "g4"
+
+
+def test_a_worker_below_the_newest_policy_gets_nothing() -> None:
+    book = make_book()
+    join(book)
+    book.policy = PolicyId(1, 1)
+    assert book.lease("a", 64, "x", 0.0) is None
+    book.workers.serves("a", PolicyId(1, 1))
+    assert lease_one(book, "x").min_policy == PolicyId(1, 1)
+
+
+def test_shares_follow_device_counts_and_are_at_least_one() -> None:
+    book = make_book()
+    join(book, "big", devices=6)
+    join(book, "small", devices=1)
+    taken = [book.lease("big", 64, f"b{n}", 0.0) for n in range(5)]
+    assert sum(1 for lease in taken if lease) == 4
+    book.end_leases_of("big")
+    lease_one(book, "s0", "small")
+    assert book.lease("small", 64, "s1", 0.0) is None
+
+
+def test_evaluation_goes_first_and_only_to_the_exact_policy() -> None:
+    book = make_book()
+    join(book, "old", version=0)
+    join(book, "new", version=1)
+    book.policy = PolicyId(1, 0)
+    exact = PolicyId(1, 0)
+    book.add([GroupSpec("e0", -1, TASK, Purpose.EVAL, 1, 0.0, 0, "eval", exact)])
+    assert lease_one(book, "n", "new").group.purpose is Purpose.TRAIN
+    assert lease_one(book, "o", "old").group.purpose is Purpose.EVAL
+
+
+def test_a_lost_lease_is_leased_again_for_the_missing_attempts_alone() -> None:
+    book = make_book()
+    join(book)
+    first = lease_one(book, "first")
+    grade(book, first, 1)
+    assert book.expire(9.0) == []
+    book.expire(10.0)
+    assert book.renew("a", ["first"], 10.0) == ["first"]
+    again = lease_one(book, "again", now=11.0)
+    assert again.group.group_id == first.group.group_id
+    assert again.attempts == ((0, 0), (2, 0))
+    assert book.held() == 1
+
+
+def test_renewing_keeps_a_lease_but_not_past_the_groups_deadline() -> None:
+    book = make_book()
+    join(book)
+    lease = lease_one(book, "x")
+    for now in range(0, 60, 5):
+        assert book.renew("a", ["x"], float(now)) == []
+    ended = book.expire(60.0)
+    assert [e.reason for e in ended] == ["too_few_graded"]
+    with pytest.raises(LeaseLostError):
+        book.check("x", AttemptKey(lease.group.group_id, 0, 0), 60.0)
+    assert book.held() == 0
+
+
+def test_a_group_past_its_deadline_is_used_when_enough_of_it_is_graded() -> None:
+    book = make_book()
+    join(book)
+    lease = lease_one(book, "x")
+    grade(book, lease, 0)
+    grade(book, lease, 2)
+    (ended,) = book.expire(60.0)
+    assert ended.reason == ""
+    assert [key.attempt_index for key in ended.graded] == [0, 2]
+
+
+def test_an_attempt_that_failed_every_try_ends_without_counting() -> None:
+    book = make_book(size=2)
+    join(book)
+    lease = lease_one(book, "x")
+    grade(book, lease, 0)
+    ended = None
+    for number in range(2):
+        key = AttemptKey(lease.group.group_id, 1, number)
+        ended = book.record(key, graded=False, oldest_version=None)
+    assert ended is not None
+    assert ended.reason == "too_few_graded"
+
+
+def test_a_new_incarnation_ends_its_predecessors_leases() -> None:
+    book = make_book()
+    join(book)
+    lease_one(book, "x")
+    book.greet("a", "second", 1.0)
+    assert book.holder("x") is None
+    assert book.workers["a"].leases == set()
+
+
+def test_a_worker_smaller_than_a_group_takes_one_when_it_has_nothing_else() -> None:
+    book = make_book()
+    join(book)
+    assert book.lease("a", 1, "x", 0.0) is not None
+    assert book.lease("a", 1, "y", 0.0) is None
+    assert book.lease("a", 0, "z", 0.0) is None
+
+
+def test_an_attempt_that_has_ended_takes_no_other_try() -> None:
+    book = make_book()
+    join(book)
+    lease = lease_one(book, "x")
+    grade(book, lease, 0)
+    with pytest.raises(ValueError, match="has ended"):
+        book.check("x", AttemptKey(lease.group.group_id, 0, 1), 0.0)
+
+
+class _Run:
+    """Random workers, clocks and outcomes around a book and a batcher."""
+
+    def __init__(self, seed: int, *, max_staleness: int) -> None:
+        self.chooser = random.Random(seed)
+        self.groups_per_step = 2
+        slots = (max_staleness + 1) * self.groups_per_step
+        self.rules = LeaseRules(slots, 2, 10.0, 60.0, 2, 2)
+        self.book = make_book(self.rules, size=3)
+        self.batcher = Batcher(groups_per_step=2, max_staleness=max_staleness, drop_constant=False)
+        self.max_staleness = max_staleness
+        self.version, self.now, self.ids = 0, 0.0, count()
+        self.leases: list[Lease] = []
+        self.trained: Counter[str] = Counter()
+        self.oldest: dict[str, int] = {}
+
+    def event(self) -> None:
+        self.now += self.chooser.random()
+        events = [self.join, self.lease, self.lease, self.submit, self.submit, self.submit]
+        events += [self.renew, self.release, self.expire, self.train]
+        self.chooser.choice(events)()
+
+    def join(self) -> None:
+        worker = self.chooser.choice("abc")
+        self.book.greet(worker, self.chooser.choice("1111111112"), self.now)
+        self.book.workers.attach(worker, self.chooser.randint(1, 4))
+        self.book.workers.serves(worker, PolicyId(1, self.version))
+
+    def lease(self) -> None:
+        worker = self.chooser.choice("abc")
+        if self.book.workers.get(worker):
+            free = self.chooser.choice([1, 3, 64])
+            if lease := self.book.lease(worker, free, str(next(self.ids)), self.now):
+                self.leases.append(lease)
+
+    def submit(self) -> None:
+        if not self.leases:
+            return
+        lease = self.chooser.choice(self.leases[-8:])
+        index, number = self.chooser.choice(lease.attempts)
+        key = AttemptKey(lease.group.group_id, index, number + (self.chooser.random() < 0.2))
+        try:
+            self.book.check(lease.lease_id, key, self.now)
+        except (LeaseLostError, ValueError):
+            return
+        graded = self.chooser.random() < 0.8
+        version = max(0, lease.min_policy.version - (self.chooser.random() < 0.2))
+        ended = self.book.record(key, graded=graded, oldest_version=version if graded else None)
+        self.settle([ended] if ended else [])
+
+    def settle(self, ended: list[Ended]) -> None:
+        for group in ended:
+            if not group.reason:
+                self.oldest[group.group.group_id] = group.oldest_version
+                self.batcher.add(ready(group))
+
+    def renew(self) -> None:
+        for lease in self.leases[-3:]:
+            self.book.renew(lease.worker_id, [lease.lease_id], self.now)
+
+    def release(self) -> None:
+        if self.leases:
+            lease = self.chooser.choice(self.leases)
+            self.book.release(lease.worker_id, [lease.lease_id])
+
+    def expire(self) -> None:
+        self.settle(self.book.expire(self.now))
+
+    def train(self) -> None:
+        self.drop_stale()
+        batch = self.batcher.take(self.version)
+        if batch is None:
+            return
+        for group in batch.all_groups:
+            group_id = group.spec.group_id
+            self.trained[group_id] += 1
+            assert self.version - self.oldest[group_id] <= self.max_staleness
+        self.version += 1
+        self.book.policy = PolicyId(1, self.version)
+        self.book.free(group.spec.group_id for group in batch.all_groups)
+        self.drop_stale()
+
+    def drop_stale(self) -> None:
+        bound = self.batcher.oldest_allowed(self.version)
+        self.settle(self.book.drop_stale(bound))
+        self.book.free(group.spec.group_id for group in self.batcher.drop_stale(self.version))
+
+
+def ready(ended: Ended) -> ReadyGroup:
+    records = tuple(
+        Record(Trajectory(key, "", (), b"", reward=1.0), 1, 1, ended.oldest_version, 0)
+        for key in ended.graded
+    )
+    return ReadyGroup(ended.group, records, ())
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1, 3])
+@pytest.mark.parametrize("seed", range(10))
+def test_slots_never_leak_and_nothing_stale_is_trained(seed: int, max_staleness: int) -> None:
+    run = _Run(seed, max_staleness=max_staleness)
+    for _ in range(3000):
+        run.event()
+        assert run.book.held() <= run.rules.train_slots
+        assert run.book.leased_groups <= run.book.held()
+    assert run.version > 5
+    assert max(run.trained.values()) == 1
+    # Everybody leaves: the deadline gives every slot back that is not waiting for a step.
+    run.now += 1000.0
+    run.expire()
+    assert run.book.leased_groups == 0
+    assert run.book.held() == len(run.batcher)
+
+
+SCREEN = Task("screen", "env", '{"task_modality": "computer_use"}')
+
+
+def test_tasks_that_need_images_wait_for_a_worker_that_can_and_do_not_hold_up_others() -> None:
+    numbers = count()
+
+    def fresh() -> GroupSpec:
+        number = next(numbers)
+        task = TASK if number % 2 else SCREEN
+        return GroupSpec(f"g{number}", number, task, Purpose.TRAIN, 3, 1.0)
+
+    book = LeaseBook(RULES, fresh)
+    book.policy = PolicyId(1, 0)
+    join(book, "text")
+    assert lease_one(book, "1", "text").group.group_id == "g1"
+    assert book.missing_capabilities(0.0) == {"images"}
+    join(book, "eyes")
+    book.workers["eyes"].capabilities = frozenset({"images"})
+    assert book.missing_capabilities(0.0) == frozenset()
+    assert lease_one(book, "2", "eyes").group.group_id == "g0"
+
+
+def test_no_more_tasks_wait_for_a_capability_than_there_are_slots() -> None:
+    made = count()
+    book = LeaseBook(RULES, lambda: GroupSpec(f"g{next(made)}", 0, SCREEN, Purpose.TRAIN, 3, 1.0))
+    book.policy = PolicyId(1, 0)
+    join(book)
+    for number in range(50):
+        assert book.lease("a", 64, str(number), 0.0) is None
+    assert next(made) == RULES.train_slots
+
+
+def test_lost_groups_that_need_images_are_not_leased_to_the_blind() -> None:
+    book = LeaseBook(RULES, lambda: GroupSpec("g0", 0, SCREEN, Purpose.TRAIN, 3, 1.0))
+    book.policy = PolicyId(1, 0)
+    join(book, "eyes")
+    book.workers["eyes"].capabilities = frozenset({"images"})
+    lease_one(book, "1", "eyes")
+    book.end_leases_of("eyes")
+    join(book, "text")
+    assert book.lease("text", 64, "2", 0.0) is None
+    assert lease_one(book, "3", "eyes").group.group_id == "g0"
+
+
+def test_without_slots_not_even_lost_groups_are_leased() -> None:
+    book = make_book()
+    join(book)
+    lease_one(book, "x")
+    book.end_leases_of("a")
+    book.train_slots = 0
+    assert book.lease("a", 64, "y", 0.0) is None

@@ -1,0 +1,212 @@
+"""Every formula against values worked out by hand."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from services.learner.adapters.trackers_jsonl import JsonlTracker
+from services.learner.evaluation.report import TaskResult, figures, pass_at_k, wilson
+from services.learner.groups.batcher import Batch, ReadyGroup, Record
+from services.learner.groups.types import GroupSpec, Purpose
+from services.learner.metrics.formulas import (
+    StepTimes,
+    environment_metrics,
+    failure_metrics,
+    ks_distance,
+    reward_metrics,
+    staleness_metrics,
+    timing_metrics,
+    train_throughput,
+)
+from services.learner.metrics.pace import WINDOW, Pace
+from services.learner.metrics.tally import Counters, Tally
+from services.learner.sampling.curriculum import Task
+from services.learner.trajectory import Counts, Trajectory, TurnTiming
+from services.learner.types import AttemptKey
+
+
+def group(
+    env: str, rewards: list[float], *, oldest: int = 0, counts: Counts | None = None
+) -> ReadyGroup:
+    spec = GroupSpec(f"{env}{rewards}", 0, Task("t", env, "{}"), Purpose.TRAIN, len(rewards), 1.0)
+    turns = (TurnTiming(0.5, 0.25, 10, 5), TurnTiming(0.5, 0.75, 10, 5))
+    records = tuple(
+        Record(
+            Trajectory(
+                AttemptKey(spec.group_id, number, 0),
+                "",
+                (),
+                b"",
+                reward=reward,
+                counts=counts or Counts(),
+                turns=turns,
+            ),
+            policy_tokens=10,
+            total_tokens=30,
+            oldest_version=oldest,
+            newest_version=oldest,
+        )
+        for number, reward in enumerate(rewards)
+    )
+    return ReadyGroup(spec, records, ())
+
+
+GROUPS = [
+    group("shop", [1.0, 0.0, 0.0, 1.0]),
+    group("shop", [0.0, 0.0, 0.0, 0.0]),
+    group("desk/a", [0.5, 1.5, 0.5, 0.5]),
+]
+
+
+def test_reward_metrics_by_hand() -> None:
+    metrics = reward_metrics(GROUPS)
+    # Passes are rewards of at least 1: 2 of 4, none, 1 of 4.
+    assert metrics["reward/avg_pass_at_1"] == pytest.approx((0.5 + 0 + 0.25) / 3)
+    assert metrics["reward/avg_pass_at_4"] == pytest.approx(2 / 3)
+    assert metrics["reward/avg_raw_reward"] == pytest.approx((2 + 0 + 3) / 12)
+    # Population variances: 0.25, 0, and of (0.5, 1.5, 0.5, 0.5) 3 / 16.
+    assert metrics["reward/variance_per_prompt"] == pytest.approx((0.25 + 0 + 0.1875) / 3)
+
+
+def test_reward_metrics_of_an_environment_by_hand() -> None:
+    metrics = reward_metrics(GROUPS)
+    assert metrics["reward/shop/signal_ratio"] == 0.5
+    assert metrics["reward/shop/pass_at_n"] == 0.5
+    assert metrics["reward/shop/pass_at_1"] == 0.25
+    assert metrics["reward/shop/variance_per_prompt"] == 0.125
+    assert metrics["reward/shop/mean_positive_reward"] == 1.0
+    assert metrics["reward/desk_a/mean_positive_reward"] == 0.75
+    assert metrics["reward/desk_a/signal_ratio"] == 1.0
+
+
+def test_environment_metrics_by_hand() -> None:
+    counts = Counts(turns=3, tool_calls=4, tool_errors={"bad_tool": 1}, repeats=2, open_s=0.5)
+    metrics = environment_metrics(
+        [group("shop", [1.0, 0.0], counts=counts)], {"shop": 8}, {"shop": 2}
+    )
+    assert metrics["environment/shop/avg_turns"] == 3
+    assert metrics["environment/shop/avg_tool_calls"] == 4
+    assert metrics["environment/shop/tool_error_rate"] == 0.25
+    assert metrics["environment/shop/repeat_rate"] == 0.5
+    assert metrics["environment/shop/no_grade_rate"] == 0.25
+    assert metrics["environment/shop/open_seconds_p50"] == 0.5
+    assert metrics["environment/shop/call_seconds_p50"] == 0.5
+
+
+def test_staleness_is_the_trainers_version_less_the_oldest_that_wrote_a_token() -> None:
+    batch = Batch((group("a", [1.0, 0.0], oldest=4), group("a", [1.0, 0.0], oldest=2)), ())
+    metrics = staleness_metrics(batch, 5, Tally())
+    assert (metrics["async/staleness_mean"], metrics["async/staleness_max"]) == (2, 3)
+
+
+def test_failures_are_counted_by_kind_and_groups_by_reason() -> None:
+    counters = Counters(quarantined=1)
+    counters.failures["env_lost"] = 3
+    counters.dropped_groups["stale"] = 2
+    metrics = failure_metrics(counters)
+    assert metrics["failures/env_lost"] == 3
+    assert metrics["failures/group_stale"] == metrics["async/dropped_stale"] == 2
+    assert metrics["failures/quarantined_tasks"] == 1
+
+
+@pytest.mark.parametrize(
+    ("attempts", "passed", "k", "expected"),
+    # 1 - C(n - c, k) / C(n, k): 1 - 3/10, 1 - 1/10 (not the biased 1 - 0.6^3), all, none.
+    [(5, 2, 1, 0.4), (5, 2, 2, 0.7), (5, 2, 3, 0.9), (4, 4, 2, 1.0), (4, 0, 4, 0.0)],
+)
+def test_pass_at_k_is_unbiased(attempts: int, passed: int, k: int, expected: float) -> None:
+    assert pass_at_k(attempts, passed, k) == pytest.approx(expected)
+
+
+def test_pass_at_k_needs_k_attempts() -> None:
+    with pytest.raises(ValueError, match="needs 3 attempts"):
+        pass_at_k(2, 1, 3)
+
+
+def test_wilson_intervals_are_the_published_ones() -> None:
+    # Newcombe 1998, table I, method 3.
+    assert wilson(81 / 263, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+    assert wilson(15 / 148, 148) == pytest.approx((0.0624, 0.1605), abs=5e-5)
+    assert wilson(0 / 20, 20) == pytest.approx((0.0, 0.1611), abs=5e-5)
+    assert wilson(1 / 29, 29) == pytest.approx((0.0061, 0.1718), abs=5e-5)
+
+
+def test_an_evaluations_figures_by_hand() -> None:
+    results = [TaskResult("a", 4, 1, 0.25), TaskResult("a", 2, 2, 1.0)]
+    report = figures(results)
+    assert report["pass_at_1"] == pytest.approx((0.25 + 1.0) / 2)
+    assert report["pass_at_2"] == pytest.approx((0.5 + 1.0) / 2)
+    assert "pass_at_4" not in report, "a task has too few attempts for it"
+    assert report["avg_score"] == 0.625
+    assert figures([]) == {"tasks": 0}
+
+
+def test_the_kolmogorov_smirnov_distance_by_hand() -> None:
+    assert ks_distance([1, 2, 3], [1, 2, 3]) == 0
+    assert ks_distance([1, 2], [3, 4]) == 1
+    assert ks_distance([1, 2, 3, 4], [3, 4, 5, 6]) == 0.5
+    assert ks_distance([], [1]) == 0
+
+
+def times(step: float, *, rollout: float = 0.0, train: float = 0.0) -> StepTimes:
+    return StepTimes(
+        rollout_wait=0.0,
+        rollout=rollout,
+        train=train,
+        publish=0.5,
+        sync=None,
+        eval_wait=0.0,
+        checkpoint=0.5,
+        step=step,
+    )
+
+
+def test_the_idle_share_is_what_the_trainer_did_nothing_in() -> None:
+    assert timing_metrics(times(10.0, train=4.0))["timing/idle_share"] == 0.5
+    assert timing_metrics(times(1.0, train=4.0))["timing/idle_share"] == 0.0
+
+
+def test_generated_tokens_are_averaged_over_steps_for_they_arrive_in_bursts() -> None:
+    """With overlap nearly all of a step's tokens come during the step before."""
+    pace = Pace()
+    pace.after(times(4.0), Counters(policy_tokens=8000, trajectories=80))
+    figures = pace.after(times(2.0), Counters(policy_tokens=4, trajectories=0))
+    assert figures["throughput/tokens_per_sec_gen"] == pytest.approx(8004 / 6)
+    assert figures["throughput/trajectories_per_sec"] == pytest.approx(80 / 6)
+
+
+def test_old_steps_leave_the_window() -> None:
+    pace = Pace()
+    pace.after(times(1.0), Counters(policy_tokens=10**9))
+    for _ in range(WINDOW - 1):
+        pace.after(times(1.0), Counters(policy_tokens=5))
+    figures = pace.after(times(1.0), Counters(policy_tokens=5))
+    assert figures["throughput/tokens_per_sec_gen"] == 5
+
+
+def test_the_overlap_ratio_is_of_medians() -> None:
+    pace = Pace()
+    for step in (5.0, 60.0):
+        pace.after(times(step, rollout=4.0, train=2.0), Counters())
+    figures = pace.after(times(5.0, rollout=4.0, train=2.0), Counters())
+    assert figures["timing/overlap_ratio"] == 1.25
+
+
+def test_trained_tokens_per_second_leave_filtered_groups_out() -> None:
+    batch = Batch((group("a", [1.0, 0.0]),), (group("a", [1.0, 1.0]),))
+    metrics = train_throughput(batch, times(1.0, train=2.0))
+    assert metrics["throughput/tokens_per_sec_train"] == 30
+
+
+def test_what_is_not_finite_is_null_in_the_metrics_file(tmp_path: Path) -> None:
+    tracker = JsonlTracker(tmp_path / "metrics.jsonl")
+    tracker.log(1, {"a": math.nan, "b": math.inf, "c": 1.0})
+    tracker.close()
+
+    def refuse(text: str) -> None:
+        raise AssertionError(f"{text} is no JSON")
+
+    line = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=refuse)
+    assert (line["a"], line["b"], line["c"], line["step"]) == (None, None, 1.0, 1)
