@@ -128,7 +128,12 @@ class Loop:
         journaled, and the next start evaluates and then trains again."""
         parts, base = self._parts, self._version
         bind_process(step=base + 1)
-        plan = Plan(base + 1, batch.attempts)
+        plan = Plan(
+            base + 1,
+            batch.attempts,
+            leases=parts.dispatcher.book.leases_out,
+            seed=parts.seed,
+        )
         groups = [group.spec.group_id for group in batch.groups]
         filtered = [group.spec.group_id for group in batch.filtered]
         await parts.journal.commit_plan(plan, parts.dispatcher.run_epoch, groups, filtered)
@@ -155,7 +160,7 @@ class Loop:
                 f"the trajectories of step {plan.step} were pruned, and no checkpoint after it"
                 " can be read: restore a folder under checkpoints/, or start a new run"
             )
-        result = await self._parts.ranks.train(train_batch(plan.step, attempts))
+        result = await self._parts.ranks.train(train_batch(plan.step, attempts, plan.settings))
         self._version = plan.step
         return result
 

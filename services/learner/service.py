@@ -19,7 +19,7 @@ from services.learner.groups.requests import (
     now,
 )
 from services.learner.groups.types import LeaseLostError
-from services.learner.journal.store import ContentConflictError
+from services.learner.journal.attempts import ContentConflictError
 from services.learner.status import Status
 
 DOMAIN = "learner.flotilla"

@@ -35,7 +35,9 @@ async def _replayed(run_dir: Path) -> NDArray[np.uint64]:
     ranks = FakeRanks(run_dir / "again")
     try:
         for plan in await journal.plans_after(0):
-            await ranks.train(train_batch(plan.step, await journal.load(plan.attempts)))
+            await ranks.train(
+                train_batch(plan.step, await journal.load(plan.attempts), plan.settings)
+            )
     finally:
         await journal.close()
     return ranks.parameters

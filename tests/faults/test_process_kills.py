@@ -121,7 +121,9 @@ async def _replayed(run: FaultRun, scratch: Path) -> bytes:
     try:
         await ranks.start(None)
         for plan in await journal.plans_after(0):
-            await ranks.train(train_batch(plan.step, await journal.load(plan.attempts)))
+            await ranks.train(
+                train_batch(plan.step, await journal.load(plan.attempts), plan.settings)
+            )
         await ranks.save(scratch / "replayed")
     finally:
         await ranks.close()

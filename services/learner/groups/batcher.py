@@ -11,7 +11,7 @@ import numpy as np
 
 from services.learner.groups.types import GroupSpec
 from services.learner.trajectory import Trajectory, policy_mask
-from services.learner.types import AttemptKey, TrainBatch, TrainSequence
+from services.learner.types import AttemptKey, StepSettings, TrainBatch, TrainSequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +131,12 @@ def record_of(trajectory: Trajectory, dropped: str = "") -> Record:
     )
 
 
-def train_batch(step: int, attempts: Iterable[Trajectory]) -> TrainBatch:
-    """What the ranks train on in `step`: a function of the plan's attempts alone (I5)."""
+def train_batch(
+    step: int, attempts: Iterable[Trajectory], settings: StepSettings | None = None
+) -> TrainBatch:
+    """What the ranks train on in `step`: a function of the plan alone (I5)."""
     rows = [row for attempt in attempts for row in _train_sequences(step, attempt)]
-    return TrainBatch(step, tuple(rows))
+    return TrainBatch(step, tuple(rows), settings or StepSettings())
 
 
 def _train_sequences(step: int, attempt: Trajectory) -> list[TrainSequence]:

@@ -28,8 +28,9 @@ from services.learner.groups.requests import (
     now,
 )
 from services.learner.groups.types import Ended, GroupSpec, Lease, LeaseLostError, Purpose
+from services.learner.journal.attempts import ContentConflictError
 from services.learner.journal.schema import StoredGroup
-from services.learner.journal.store import ContentConflictError, Journal
+from services.learner.journal.store import Journal
 from services.learner.metrics.tally import Tally
 from services.learner.trajectory import Trajectory
 from services.learner.types import PolicyId

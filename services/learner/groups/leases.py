@@ -216,6 +216,11 @@ class LeaseBook:
         return sum(1 for group in self._groups.values() if group.spec.purpose is purpose)
 
     @property
+    def leases_out(self) -> tuple[str, ...]:
+        """The ids of the leases that are good, oldest first."""
+        return tuple(self._leases)
+
+    @property
     def leased_groups(self) -> int:
         return len(self._leases)
 

@@ -1,12 +1,12 @@
 """The journal's tables and what is read from them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.learner.groups.types import GroupSpec
 from services.learner.trajectory import Trajectory
-from services.learner.types import AttemptKey
+from services.learner.types import AttemptKey, StepSettings
 
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = "2"
 
 TABLES = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -29,9 +29,11 @@ CREATE TABLE IF NOT EXISTS trajectories (
   summary TEXT NOT NULL, payload BLOB, received REAL NOT NULL,
   dropped TEXT NOT NULL,
   PRIMARY KEY (group_id, attempt_index, try));
--- One step's attempts in order, committed before the step runs.
+-- One step's attempts in order and settings, committed before the step runs; and where the run
+-- stood then: leases that were out, the curriculum's next sequence number, the run's seed.
 CREATE TABLE IF NOT EXISTS plans (
-  step INTEGER PRIMARY KEY, run_epoch INTEGER NOT NULL, attempts TEXT NOT NULL);
+  step INTEGER PRIMARY KEY, run_epoch INTEGER NOT NULL, attempts TEXT NOT NULL,
+  settings TEXT NOT NULL, leases TEXT NOT NULL, cursor INTEGER NOT NULL, seed INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS publications (
   run_epoch INTEGER NOT NULL, version INTEGER NOT NULL, fingerprint BLOB NOT NULL,
   PRIMARY KEY (run_epoch, version));
@@ -54,10 +56,18 @@ UPDATE trajectories SET payload = NULL WHERE payload IS NOT NULL AND group_id IN
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What step `step` trains on, in order."""
+    """What step `step` trains on, in order, and how.
+
+    With the checkpoint before it, it determines the step's result: a step draws random numbers
+    from nothing but `seed` and `step`, if from anything.
+    """
 
     step: int
     attempts: tuple[AttemptKey, ...]
+    settings: StepSettings = field(default_factory=StepSettings)
+    # Lease ids that were out when the step was planned: its resume gives them back.
+    leases: tuple[str, ...] = ()
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ def parameters(folder: Path, step: int) -> bytes:
 async def replayed(journal: Journal, folder: Path) -> FakeRanks:
     ranks = FakeRanks(folder)
     for plan in await journal.plans_after(0):
-        await ranks.train(train_batch(plan.step, await journal.load(plan.attempts)))
+        await ranks.train(train_batch(plan.step, await journal.load(plan.attempts), plan.settings))
     return ranks
 
 

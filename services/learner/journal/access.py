@@ -1,0 +1,38 @@
+"""How all tables of the journal are read and written."""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from services.learner.journal.writer import Writer, connect
+
+T = TypeVar("T")
+
+
+class Access:
+    """One journal file: reads on connections of their own, writes through one thread."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._writer = Writer(path)
+
+    async def read(self, query: Callable[[sqlite3.Connection], T]) -> T:
+        """Run a query on a connection of its own, off the event loop."""
+
+        def run() -> T:
+            connection = connect(self.path, read_only=True)
+            try:
+                return query(connection)
+            finally:
+                connection.close()
+
+        return await asyncio.to_thread(run)
+
+    async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `work` in a transaction of the writing thread; returns when it is durable."""
+        return await self._writer.write(work)
+
+    async def _execute(self, sql: str, row: tuple[Any, ...]) -> None:
+        await self.write(lambda db: db.execute(sql, row))

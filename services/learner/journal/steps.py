@@ -1,0 +1,80 @@
+"""Run epochs, step plans and publications."""
+
+import json
+import sqlite3
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from services.learner.journal.access import Access
+from services.learner.journal.rows import next_sequence_number, replayed_version
+from services.learner.journal.schema import Plan
+from services.learner.types import AttemptKey, PolicyId, StepSettings
+
+
+class StepTables(Access):
+    """`epochs`, `plans` and `publications`."""
+
+    async def begin_epoch(self, at_least: int) -> int:
+        """Start a new run epoch above every earlier one, forked where the replay will end."""
+
+        def work(db: sqlite3.Connection) -> int:
+            (last,) = db.execute("SELECT coalesce(max(run_epoch), 0) FROM epochs").fetchone()
+            epoch = max(at_least, last + 1)
+            fork = replayed_version(db)
+            db.execute("INSERT INTO epochs VALUES (?, ?, ?)", (epoch, fork, time.time()))
+            return epoch
+
+        return await self.write(work)
+
+    async def commit_plan(
+        self, plan: Plan, epoch: int, groups: Sequence[str], filtered: Sequence[str]
+    ) -> None:
+        """Fix what a step trains on, before it runs, and with it the fate of its groups."""
+        row = _plan_row(plan, epoch)
+        rows = [("planned", "", plan.step, group_id) for group_id in groups]
+        rows += [("filtered", "constant", plan.step, group_id) for group_id in filtered]
+
+        def work(db: sqlite3.Connection) -> None:
+            cursor = next_sequence_number(db)
+            db.execute("INSERT INTO plans VALUES (?, ?, ?, ?, ?, ?, ?)", (*row, cursor, plan.seed))
+            db.executemany(
+                "UPDATE groups SET state = ?, reason = ?, step = ? WHERE group_id = ?", rows
+            )
+
+        await self.write(work)
+
+    async def plans_after(self, step: int) -> list[Plan]:
+        sql = (
+            "SELECT step, attempts, settings, leases, seed FROM plans WHERE step > ? ORDER BY step"
+        )
+        rows = await self.read(lambda db: db.execute(sql, (step,)).fetchall())
+        return [_plan(row) for row in rows]
+
+    async def published(self, policy: PolicyId) -> None:
+        await self._execute(
+            "INSERT OR REPLACE INTO publications VALUES (?, ?, ?)",
+            (policy.run_epoch, policy.version, policy.fingerprint),
+        )
+
+    async def publications(self) -> list[PolicyId]:
+        rows = await self.read(lambda db: db.execute("SELECT * FROM publications").fetchall())
+        return [PolicyId(*row) for row in rows]
+
+    async def forks(self) -> dict[int, int]:
+        """The version at which each epoch took over, by epoch."""
+        sql = "SELECT run_epoch, forked_version FROM epochs"
+        return dict(await self.read(lambda db: db.execute(sql).fetchall()))
+
+
+def _plan_row(plan: Plan, epoch: int) -> tuple[Any, ...]:
+    attempts = [[k.group_id, k.attempt_index, k.attempt_try] for k in plan.attempts]
+    settings, leases = asdict(plan.settings), list(plan.leases)
+    return (plan.step, epoch, json.dumps(attempts), json.dumps(settings), json.dumps(leases))
+
+
+def _plan(row: tuple[Any, ...]) -> Plan:
+    step, attempts, settings, leases, seed = row
+    keys = tuple(AttemptKey(*key) for key in json.loads(attempts))
+    return Plan(step, keys, StepSettings(**json.loads(settings)), tuple(json.loads(leases)), seed)
