@@ -1,0 +1,51 @@
+"""What is compared: estimators on policy, and ways to train on samples that are old."""
+
+from dataclasses import dataclass, field
+
+from services.learner.algorithm_config import AlgorithmConfig, CorrectionConfig
+
+STALENESS = (1, 4, 8)
+ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_pp", "max_rl", "gae")
+
+# "none" compares the policy with itself as the step begins: the age of the samples is ignored.
+CORRECTIONS = {
+    "none": AlgorithmConfig(proximal="trainer"),
+    "clip against the sampler": AlgorithmConfig(),
+    "decoupled PPO, token TIS 2": AlgorithmConfig(
+        proximal="trainer", correction=CorrectionConfig(token_tis=2.0)
+    ),
+    "token mask 0.5 to 2": AlgorithmConfig(
+        proximal="trainer", correction=CorrectionConfig(token_mask=(0.5, 2.0))
+    ),
+    "clip, weight 0.9 ** staleness": AlgorithmConfig(
+        correction=CorrectionConfig(staleness_decay=0.9)
+    ),
+    "GSPO": AlgorithmConfig(loss="gspo", clip_low=3e-3, clip_high=4e-3),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the table; every batch is trained `staleness` steps after it was sampled."""
+
+    table: str
+    name: str
+    staleness: int = 0
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+
+    @property
+    def key(self) -> str:
+        return f"{self.table}/{self.name}/{self.staleness}"
+
+
+def cases() -> list[Case]:
+    """Every row, in the order of the tables."""
+    estimators = [
+        Case("estimator", name, algorithm=AlgorithmConfig(advantage=name)) for name in ESTIMATORS
+    ]
+    stale = [
+        Case("staleness", name, staleness, algorithm)
+        for staleness in STALENESS
+        for name, algorithm in CORRECTIONS.items()
+    ]
+    return estimators + stale

@@ -1,0 +1,137 @@
+"""One training run in this process: the project's losses and environments, none of its services."""
+
+import random
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.algorithms.cases import Case
+from environments.api import ENV_KEYS
+from environments.scenario import Scenario, data_id, scenario
+from services.common.spec import PolicyConfig
+from services.learner.config import OptimizerConfig
+from services.learner.rank.config import RankConfig
+from services.learner.rank.model import Policy, load
+from services.learner.rank.optimizer import Optimizer, learning_rate
+from services.learner.rank.step import Trainer
+from services.learner.types import StopReason, TrainBatch, TrainSequence
+from tools.tiny_policy.episodes import Episode, Player, play
+from tools.tiny_policy.evaluate import evaluate, load_player
+
+# The demo's settings (deploy/runs/local.toml).
+GROUPS, GROUP_SIZE, TRAIN_TASKS = 12, 8, 1200
+OPTIMIZER = OptimizerConfig(lr=2e-3, betas=(0.9, 0.95), warmup_steps=3)
+EVAL_TASKS_PER_ENV = 64
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long a run is, and when it is evaluated: after its last steps, `evals` times."""
+
+    steps: int = 50
+    evals: int = 3
+    every: int = 5
+
+    @property
+    def evaluated(self) -> frozenset[int]:
+        return frozenset(self.steps - self.every * back for back in range(self.evals))
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A batch with the version that wrote it."""
+
+    version: int
+    episodes: list[Episode]
+
+
+def result(case: Case, seed: int, plan: Plan, folder: Path) -> float:
+    """The mean of a run's evaluations."""
+    scores = train(case, seed, plan, folder)
+    return sum(scores) / len(scores)
+
+
+def train(case: Case, seed: int, plan: Plan, folder: Path) -> list[float]:
+    """pass@1 at T = 1 on the held-out tasks at each evaluation."""
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    rank = RankConfig()
+    policy = load(PolicyConfig(model=str(folder), dtype="float32", max_model_len=512), rank)
+    optimizer = Optimizer(policy.named_parameters(), OPTIMIZER)
+    trainer = Trainer(policy, optimizer, case.algorithm, rank)
+    sampler = Sampler(folder, seed)
+    waiting = deque(sampler.sample(0) for _ in range(case.staleness + 1))
+    scores: list[float] = []
+    for step in range(1, plan.steps + 1):
+        batch = train_batch(step, waiting.popleft())
+        trainer.train(batch, learning_rate(OPTIMIZER, step, plan.steps))
+        sampler.adopt(policy)
+        if step in plan.evaluated:
+            scores.append(sampler.score())
+        waiting.append(sampler.sample(step))
+    return scores
+
+
+class Sampler:
+    """The policy as it acts, with weights of its own."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self._player: Player = load_player(folder)
+        self._tasks = _task_order(seed)
+        self._generator = torch.Generator().manual_seed(seed)
+
+    @torch.no_grad()
+    def adopt(self, policy: Policy) -> None:
+        """Act by these parameters from now on."""
+        trained = policy.named_parameters()
+        for name, parameter in self._player.model.named_parameters():
+            parameter.copy_(trained[name])
+
+    def sample(self, version: int) -> Sampled:
+        """Attempts at the next tasks, those at one task side by side."""
+        tasks = [next(self._tasks) for _ in range(GROUPS)]
+        attempts = [task for task in tasks for _ in range(GROUP_SIZE)]
+        played = play(self._player, attempts, temperature=1.0, generator=self._generator)
+        return Sampled(version, played)
+
+    def score(self) -> float:
+        """pass@1 on the held-out tasks, the same random numbers every time."""
+        scores = evaluate(self._player, "heldout", EVAL_TASKS_PER_ENV, temperature=1.0, seed=0)
+        return scores["all"].pass_at_1
+
+
+def train_batch(step: int, sampled: Sampled) -> TrainBatch:
+    """What the learner would make of these episodes."""
+    staleness = step - 1 - sampled.version
+    sequences = [
+        _sequence(episode, f"g{step}-{index // GROUP_SIZE}", index % GROUP_SIZE, staleness)
+        for index, episode in enumerate(sampled.episodes)
+    ]
+    return TrainBatch(step, tuple(sequences))
+
+
+def _sequence(episode: Episode, group_id: str, attempt: int, staleness: int) -> TrainSequence:
+    return TrainSequence(
+        group_id=group_id,
+        attempt_index=attempt,
+        reward=float(episode.solved),
+        token_ids=np.array(episode.ids, np.int32),
+        policy_mask=np.array(episode.policy, np.bool_),
+        behaviour_logprobs=np.array(episode.logprobs, np.float32),
+        temperature=1.0,
+        staleness=staleness,
+        stop_reason=StopReason(episode.stop_reason or StopReason.MAX_TURNS),
+    )
+
+
+def _task_order(seed: int) -> Iterator[Scenario]:
+    """Environments take turns; tasks come in an order of the seed's own, without an end."""
+    rng = random.Random(seed)
+    while True:
+        for index in rng.sample(range(TRAIN_TASKS), TRAIN_TASKS):
+            for env_key in ENV_KEYS:
+                yield scenario(env_key, data_id("train", index))
