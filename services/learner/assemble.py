@@ -32,7 +32,8 @@ from services.learner.parts import Parts
 from services.learner.policy_service import PolicyService
 from services.learner.ports import Ranks, Snapshots, Tracker
 from services.learner.same_run import check_tasks_are_the_same, check_tokenizer_is_the_same
-from services.learner.sampling.curriculum import Curriculum, TaskFileError, load_tasks
+from services.learner.sampling.curriculum import Curriculum
+from services.learner.sampling.tasks import TaskFileError, load_tasks
 from services.learner.service import GroupService
 from services.learner.status import Phase, Status
 from services.learner.types import ModelInfo

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from services.common.errors import ConfigError
 from services.common.log import get_logger
 from services.learner.journal.store import Journal
-from services.learner.sampling.curriculum import Task
+from services.learner.sampling.tasks import Task
 
 _KEY = "began_with"
 _log = get_logger(__name__)

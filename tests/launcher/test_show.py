@@ -13,7 +13,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from services.learner.groups.types import GroupSpec, Lease, Purpose
 from services.learner.journal.schema import Plan
 from services.learner.journal.store import Journal, open_journal
-from services.learner.sampling.curriculum import Task
+from services.learner.sampling.tasks import Task
 from services.learner.trajectory import Counts, Facts, Trajectory, TurnTiming, content_digest
 from services.learner.types import (
     AttemptKey,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from services.learner.config import EvalMoment, EvalSetConfig
 from services.learner.groups.batcher import ReadyGroup
 from services.learner.groups.types import GroupSpec, Purpose
-from services.learner.sampling.curriculum import Task
+from services.learner.sampling.tasks import Task
 from services.learner.trajectory import PASS_REWARD
 from services.learner.types import PolicyId
 

@@ -9,7 +9,7 @@ from services.learner import trajectory as trajectories
 from services.learner.groups.types import GroupSpec, Purpose
 from services.learner.journal.schema import StoredGroup
 from services.learner.journal.writer import JournalError, connect
-from services.learner.sampling.curriculum import Task
+from services.learner.sampling.tasks import Task
 from services.learner.trajectory import Trajectory
 from services.learner.types import AttemptKey, PolicyId
 

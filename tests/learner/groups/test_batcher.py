@@ -4,7 +4,7 @@ import pytest
 
 from services.learner.groups.batcher import Batcher, ReadyGroup, Record
 from services.learner.groups.types import GroupSpec, Purpose
-from services.learner.sampling.curriculum import Task
+from services.learner.sampling.tasks import Task
 from services.learner.trajectory import Trajectory
 from services.learner.types import AttemptKey
 

@@ -16,7 +16,7 @@ from services.learner.groups.types import (
     LeaseRules,
     Purpose,
 )
-from services.learner.sampling.curriculum import Task
+from services.learner.sampling.tasks import Task
 from services.learner.trajectory import Trajectory
 from services.learner.types import AttemptKey, PolicyId
 

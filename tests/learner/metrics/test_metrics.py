@@ -22,7 +22,7 @@ from services.learner.metrics.formulas import (
 )
 from services.learner.metrics.pace import WINDOW, Pace
 from services.learner.metrics.tally import Counters, Tally
-from services.learner.sampling.curriculum import Task
+from services.learner.sampling.tasks import Task
 from services.learner.trajectory import Counts, Trajectory, TurnTiming
 from services.learner.types import AttemptKey
 

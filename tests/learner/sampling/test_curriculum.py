@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from services.learner.sampling.curriculum import IMAGES, Curriculum, Task, TaskFileError, load_tasks
+from services.learner.sampling.curriculum import Curriculum
+from services.learner.sampling.tasks import IMAGES, Task, TaskFileError, load_tasks
 
 GOOD = {"key": "a", "prompt": "do it", "env_id": "shop"}
 

@@ -1,0 +1,82 @@
+"""Tasks and the files that they come in."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+# Capability of a worker whose engine and prompts take images, and the tasks that need it.
+IMAGES = "images"
+_WITH_IMAGES = ("computer_use", "browser_use")
+
+
+class TaskFileError(ValueError):
+    """A task file is not usable; the message names the file, the place and the fix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task, its JSON as the file has it."""
+
+    key: str
+    env_key: str
+    json: str
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Capabilities that a worker must have for it, in the words of LeaseGroup."""
+        return _needs(self.json)
+
+
+def load_tasks(path: Path) -> list[Task]:
+    """Read a task file in either of Fleet's vocabularies. Raises TaskFileError."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise TaskFileError(f"{path}: there is no such task file") from None
+    except UnicodeDecodeError as error:
+        raise TaskFileError(f"{path}: not UTF-8 at byte {error.start}") from None
+    except ValueError as error:
+        raise TaskFileError(f"{path}: not JSON: {error}") from None
+    rows = data.get("tasks") if isinstance(data, dict) else data
+    if not isinstance(rows, list) or not rows:
+        raise TaskFileError(
+            f'{path}: expected a JSON array of tasks, or an object with the key "tasks"'
+            " that holds one, and at least one task in it"
+        )
+    tasks = [_task(row, f"{path}: task {number}") for number, row in enumerate(rows)]
+    _refuse_repeats(tasks, path)
+    return tasks
+
+
+@lru_cache(maxsize=4096)
+def _needs(text: str) -> frozenset[str]:
+    modality = json.loads(text).get("task_modality", "tool_use")
+    return frozenset({IMAGES}) if modality in _WITH_IMAGES else frozenset()
+
+
+def _task(row: object, where: str) -> Task:
+    if not isinstance(row, dict):
+        raise TaskFileError(f"{where}: expected an object, got {type(row).__name__}")
+    key = _text(row, ("key", "task_key"), where)
+    where = f"{where} ({key})"
+    _text(row, ("prompt",), where)
+    return Task(key, _text(row, ("env_key", "env_id"), where), json.dumps(row, ensure_ascii=False))
+
+
+def _text(row: Mapping[str, Any], names: Sequence[str], where: str) -> str:
+    for name in names:
+        value = row.get(name)
+        if isinstance(value, str) and value.strip():
+            return value
+    raise TaskFileError(f"{where}: needs a non-empty string {' or '.join(map(repr, names))}")
+
+
+def _refuse_repeats(tasks: Sequence[Task], path: Path) -> None:
+    seen: set[str] = set()
+    for task in tasks:
+        if task.key in seen:
+            raise TaskFileError(f"{path}: two tasks have the key {task.key!r}; make keys unique")
+        seen.add(task.key)
