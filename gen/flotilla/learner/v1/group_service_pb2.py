@@ -27,7 +27,7 @@ from flotilla.learner.v1 import trajectory_pb2 as flotilla_dot_learner_dot_v1_do
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'flotilla/learner/v1/group_service.proto\x12\x13\x66lotilla.learner.v1\x1a flotilla/learner/v1/policy.proto\x1a$flotilla/learner/v1/trajectory.proto\x1a\x1egoogle/protobuf/duration.proto\"\xc6\x01\n\x11LeaseGroupRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12.\n\x07holding\x18\x04 \x01(\x0b\x32\x1d.flotilla.learner.v1.PolicyId\x12\x15\n\rfree_attempts\x18\x05 \x01(\r\x12\x18\n\x10tokenizer_digest\x18\x06 \x01(\x0c\x12\x14\n\x0c\x63\x61pabilities\x18\x07 \x03(\t\"R\n\x12LeaseGroupResponse\x12)\n\x05lease\x18\x01 \x01(\x0b\x32\x1a.flotilla.learner.v1.Lease\x12\x11\n\trun_epoch\x18\x02 \x01(\x03\"\xde\x03\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x11\n\ttask_json\x18\x03 \x01(\t\x12\x34\n\x08\x61ttempts\x18\x04 \x03(\x0b\x32\".flotilla.learner.v1.LeasedAttempt\x12-\n\x07purpose\x18\x05 \x01(\x0e\x32\x1c.flotilla.learner.v1.Purpose\x12\x39\n\x08sampling\x18\x06 \x01(\x0b\x32\'.flotilla.learner.v1.SamplingParameters\x12\x31\n\nmin_policy\x18\x07 \x01(\x0b\x32\x1d.flotilla.learner.v1.PolicyId\x12\x0f\n\x07\x65val_id\x18\x08 \x01(\t\x12\x33\n\x0c\x65xact_policy\x18\t \x01(\x0b\x32\x1d.flotilla.learner.v1.PolicyId\x12\x31\n\x0egroup_deadline\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tlease_ttl\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tmax_tries\x18\x0c \x01(\r\x12\x11\n\trun_epoch\x18\r \x01(\x03\"F\n\rLeasedAttempt\x12\x15\n\rattempt_index\x18\x01 \x01(\r\x12\x10\n\x08next_try\x18\x02 \x01(\r\x12\x0c\n\x04seed\x18\x03 \x01(\x04\"e\n\x12SamplingParameters\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x01\x88\x01\x01\x42\x08\n\x06_top_pB\x08\n\x06_top_k\":\n\x12RenewLeasesRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x11\n\tlease_ids\x18\x02 \x03(\t\"@\n\x13RenewLeasesResponse\x12\x16\n\x0elost_lease_ids\x18\x01 \x03(\t\x12\x11\n\trun_epoch\x18\x02 \x01(\x03\"<\n\x14ReleaseLeasesRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x11\n\tlease_ids\x18\x02 \x03(\t\"\x17\n\x15ReleaseLeasesResponse\"\xc2\x01\n\x17SubmitTrajectoryRequest\x12\x37\n\x06header\x18\x01 \x01(\x0b\x32%.flotilla.learner.v1.TrajectoryHeaderH\x00\x12\x33\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\".flotilla.learner.v1.SequenceChunkH\x00\x12\x31\n\x03\x65nd\x18\x03 \x01(\x0b\x32\".flotilla.learner.v1.TrajectoryEndH\x00\x42\x06\n\x04part\"O\n\x18SubmitTrajectoryResponse\x12\x1b\n\x13repeated_submission\x18\x01 \x01(\x08\x12\x16\n\x0egroup_complete\x18\x02 \x01(\x08\"\x12\n\x10GetStatusRequest\"\xba\x02\n\x11GetStatusResponse\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x13\n\x0btotal_steps\x18\x03 \x01(\x03\x12-\n\x06policy\x18\x04 \x01(\x0b\x32\x1d.flotilla.learner.v1.PolicyId\x12\x15\n\rleased_groups\x18\x05 \x01(\r\x12\x12\n\nfree_slots\x18\x06 \x01(\r\x12\x14\n\x0cready_groups\x18\x07 \x01(\r\x12\x44\n\x07metrics\x18\x08 \x03(\x0b\x32\x33.flotilla.learner.v1.GetStatusResponse.MetricsEntry\x12\r\n\x05\x65rror\x18\t \x01(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse*G\n\x07Purpose\x12\x17\n\x13PURPOSE_UNSPECIFIED\x10\x00\x12\x11\n\rPURPOSE_TRAIN\x10\x01\x12\x10\n\x0cPURPOSE_EVAL\x10\x02\x32\xd6\x04\n\x0cGroupService\x12]\n\nLeaseGroup\x12&.flotilla.learner.v1.LeaseGroupRequest\x1a\'.flotilla.learner.v1.LeaseGroupResponse\x12`\n\x0bRenewLeases\x12\'.flotilla.learner.v1.RenewLeasesRequest\x1a(.flotilla.learner.v1.RenewLeasesResponse\x12\x66\n\rReleaseLeases\x12).flotilla.learner.v1.ReleaseLeasesRequest\x1a*.flotilla.learner.v1.ReleaseLeasesResponse\x12q\n\x10SubmitTrajectory\x12,.flotilla.learner.v1.SubmitTrajectoryRequest\x1a-.flotilla.learner.v1.SubmitTrajectoryResponse(\x01\x12Z\n\tGetStatus\x12%.flotilla.learner.v1.GetStatusRequest\x1a&.flotilla.learner.v1.GetStatusResponse\x12N\n\x05\x44rain\x12!.flotilla.learner.v1.DrainRequest\x1a\".flotilla.learner.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'flotilla/learner/v1/group_service.proto\x12\x13\x66lotilla.learner.v1\x1a flotilla/learner/v1/policy.proto\x1a$flotilla/learner/v1/trajectory.proto\x1a\x1egoogle/protobuf/duration.proto\"\x83\x02\n\x11LeaseGroupRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12.\n\x07holding\x18\x04 \x01(\x0b\x32\x1d.flotilla.learner.v1.PolicyId\x12\x15\n\rfree_attempts\x18\x05 \x01(\r\x12\x18\n\x10tokenizer_digest\x18\x06 \x01(\x0c\x12\x14\n\x0c\x63\x61pabilities\x18\x07 \x03(\t\x12\x1d\n\x15tokenizer_json_digest\x18\x08 \x01(\x0c\x12\x1c\n\x14\x63hat_template_digest\x18\t \x01(\x0c\"R\n\x12LeaseGroupResponse\x12)\n\x05lease\x18\x01 \x01(\x0b\x32\x1a.flotilla.learner.v1.Lease\x12\x11\n\trun_epoch\x18\x02 \x01(\x03\"\xde\x03\n\x05Lease\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x11\n\ttask_json\x18\x03 \x01(\t\x12\x34\n\x08\x61ttempts\x18\x04 \x03(\x0b\x32\".flotilla.learner.v1.LeasedAttempt\x12-\n\x07purpose\x18\x05 \x01(\x0e\x32\x1c.flotilla.learner.v1.Purpose\x12\x39\n\x08sampling\x18\x06 \x01(\x0b\x32\'.flotilla.learner.v1.SamplingParameters\x12\x31\n\nmin_policy\x18\x07 \x01(\x0b\x32\x1d.flotilla.learner.v1.PolicyId\x12\x0f\n\x07\x65val_id\x18\x08 \x01(\t\x12\x33\n\x0c\x65xact_policy\x18\t \x01(\x0b\x32\x1d.flotilla.learner.v1.PolicyId\x12\x31\n\x0egroup_deadline\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tlease_ttl\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tmax_tries\x18\x0c \x01(\r\x12\x11\n\trun_epoch\x18\r \x01(\x03\"F\n\rLeasedAttempt\x12\x15\n\rattempt_index\x18\x01 \x01(\r\x12\x10\n\x08next_try\x18\x02 \x01(\r\x12\x0c\n\x04seed\x18\x03 \x01(\x04\"e\n\x12SamplingParameters\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x01\x88\x01\x01\x42\x08\n\x06_top_pB\x08\n\x06_top_k\":\n\x12RenewLeasesRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x11\n\tlease_ids\x18\x02 \x03(\t\"@\n\x13RenewLeasesResponse\x12\x16\n\x0elost_lease_ids\x18\x01 \x03(\t\x12\x11\n\trun_epoch\x18\x02 \x01(\x03\"<\n\x14ReleaseLeasesRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x11\n\tlease_ids\x18\x02 \x03(\t\"\x17\n\x15ReleaseLeasesResponse\"\xc2\x01\n\x17SubmitTrajectoryRequest\x12\x37\n\x06header\x18\x01 \x01(\x0b\x32%.flotilla.learner.v1.TrajectoryHeaderH\x00\x12\x33\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\".flotilla.learner.v1.SequenceChunkH\x00\x12\x31\n\x03\x65nd\x18\x03 \x01(\x0b\x32\".flotilla.learner.v1.TrajectoryEndH\x00\x42\x06\n\x04part\"O\n\x18SubmitTrajectoryResponse\x12\x1b\n\x13repeated_submission\x18\x01 \x01(\x08\x12\x16\n\x0egroup_complete\x18\x02 \x01(\x08\"\x12\n\x10GetStatusRequest\"\xba\x02\n\x11GetStatusResponse\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x13\n\x0btotal_steps\x18\x03 \x01(\x03\x12-\n\x06policy\x18\x04 \x01(\x0b\x32\x1d.flotilla.learner.v1.PolicyId\x12\x15\n\rleased_groups\x18\x05 \x01(\r\x12\x12\n\nfree_slots\x18\x06 \x01(\r\x12\x14\n\x0cready_groups\x18\x07 \x01(\r\x12\x44\n\x07metrics\x18\x08 \x03(\x0b\x32\x33.flotilla.learner.v1.GetStatusResponse.MetricsEntry\x12\r\n\x05\x65rror\x18\t \x01(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse*G\n\x07Purpose\x12\x17\n\x13PURPOSE_UNSPECIFIED\x10\x00\x12\x11\n\rPURPOSE_TRAIN\x10\x01\x12\x10\n\x0cPURPOSE_EVAL\x10\x02\x32\xd6\x04\n\x0cGroupService\x12]\n\nLeaseGroup\x12&.flotilla.learner.v1.LeaseGroupRequest\x1a\'.flotilla.learner.v1.LeaseGroupResponse\x12`\n\x0bRenewLeases\x12\'.flotilla.learner.v1.RenewLeasesRequest\x1a(.flotilla.learner.v1.RenewLeasesResponse\x12\x66\n\rReleaseLeases\x12).flotilla.learner.v1.ReleaseLeasesRequest\x1a*.flotilla.learner.v1.ReleaseLeasesResponse\x12q\n\x10SubmitTrajectory\x12,.flotilla.learner.v1.SubmitTrajectoryRequest\x1a-.flotilla.learner.v1.SubmitTrajectoryResponse(\x01\x12Z\n\tGetStatus\x12%.flotilla.learner.v1.GetStatusRequest\x1a&.flotilla.learner.v1.GetStatusResponse\x12N\n\x05\x44rain\x12!.flotilla.learner.v1.DrainRequest\x1a\".flotilla.learner.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,40 +36,40 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GETSTATUSRESPONSE_METRICSENTRY']._loaded_options = None
   _globals['_GETSTATUSRESPONSE_METRICSENTRY']._serialized_options = b'8\001'
-  _globals['_PURPOSE']._serialized_start=1970
-  _globals['_PURPOSE']._serialized_end=2041
+  _globals['_PURPOSE']._serialized_start=2031
+  _globals['_PURPOSE']._serialized_end=2102
   _globals['_LEASEGROUPREQUEST']._serialized_start=169
-  _globals['_LEASEGROUPREQUEST']._serialized_end=367
-  _globals['_LEASEGROUPRESPONSE']._serialized_start=369
-  _globals['_LEASEGROUPRESPONSE']._serialized_end=451
-  _globals['_LEASE']._serialized_start=454
-  _globals['_LEASE']._serialized_end=932
-  _globals['_LEASEDATTEMPT']._serialized_start=934
-  _globals['_LEASEDATTEMPT']._serialized_end=1004
-  _globals['_SAMPLINGPARAMETERS']._serialized_start=1006
-  _globals['_SAMPLINGPARAMETERS']._serialized_end=1107
-  _globals['_RENEWLEASESREQUEST']._serialized_start=1109
-  _globals['_RENEWLEASESREQUEST']._serialized_end=1167
-  _globals['_RENEWLEASESRESPONSE']._serialized_start=1169
-  _globals['_RENEWLEASESRESPONSE']._serialized_end=1233
-  _globals['_RELEASELEASESREQUEST']._serialized_start=1235
-  _globals['_RELEASELEASESREQUEST']._serialized_end=1295
-  _globals['_RELEASELEASESRESPONSE']._serialized_start=1297
-  _globals['_RELEASELEASESRESPONSE']._serialized_end=1320
-  _globals['_SUBMITTRAJECTORYREQUEST']._serialized_start=1323
-  _globals['_SUBMITTRAJECTORYREQUEST']._serialized_end=1517
-  _globals['_SUBMITTRAJECTORYRESPONSE']._serialized_start=1519
-  _globals['_SUBMITTRAJECTORYRESPONSE']._serialized_end=1598
-  _globals['_GETSTATUSREQUEST']._serialized_start=1600
-  _globals['_GETSTATUSREQUEST']._serialized_end=1618
-  _globals['_GETSTATUSRESPONSE']._serialized_start=1621
-  _globals['_GETSTATUSRESPONSE']._serialized_end=1935
-  _globals['_GETSTATUSRESPONSE_METRICSENTRY']._serialized_start=1889
-  _globals['_GETSTATUSRESPONSE_METRICSENTRY']._serialized_end=1935
-  _globals['_DRAINREQUEST']._serialized_start=1937
-  _globals['_DRAINREQUEST']._serialized_end=1951
-  _globals['_DRAINRESPONSE']._serialized_start=1953
-  _globals['_DRAINRESPONSE']._serialized_end=1968
-  _globals['_GROUPSERVICE']._serialized_start=2044
-  _globals['_GROUPSERVICE']._serialized_end=2642
+  _globals['_LEASEGROUPREQUEST']._serialized_end=428
+  _globals['_LEASEGROUPRESPONSE']._serialized_start=430
+  _globals['_LEASEGROUPRESPONSE']._serialized_end=512
+  _globals['_LEASE']._serialized_start=515
+  _globals['_LEASE']._serialized_end=993
+  _globals['_LEASEDATTEMPT']._serialized_start=995
+  _globals['_LEASEDATTEMPT']._serialized_end=1065
+  _globals['_SAMPLINGPARAMETERS']._serialized_start=1067
+  _globals['_SAMPLINGPARAMETERS']._serialized_end=1168
+  _globals['_RENEWLEASESREQUEST']._serialized_start=1170
+  _globals['_RENEWLEASESREQUEST']._serialized_end=1228
+  _globals['_RENEWLEASESRESPONSE']._serialized_start=1230
+  _globals['_RENEWLEASESRESPONSE']._serialized_end=1294
+  _globals['_RELEASELEASESREQUEST']._serialized_start=1296
+  _globals['_RELEASELEASESREQUEST']._serialized_end=1356
+  _globals['_RELEASELEASESRESPONSE']._serialized_start=1358
+  _globals['_RELEASELEASESRESPONSE']._serialized_end=1381
+  _globals['_SUBMITTRAJECTORYREQUEST']._serialized_start=1384
+  _globals['_SUBMITTRAJECTORYREQUEST']._serialized_end=1578
+  _globals['_SUBMITTRAJECTORYRESPONSE']._serialized_start=1580
+  _globals['_SUBMITTRAJECTORYRESPONSE']._serialized_end=1659
+  _globals['_GETSTATUSREQUEST']._serialized_start=1661
+  _globals['_GETSTATUSREQUEST']._serialized_end=1679
+  _globals['_GETSTATUSRESPONSE']._serialized_start=1682
+  _globals['_GETSTATUSRESPONSE']._serialized_end=1996
+  _globals['_GETSTATUSRESPONSE_METRICSENTRY']._serialized_start=1950
+  _globals['_GETSTATUSRESPONSE_METRICSENTRY']._serialized_end=1996
+  _globals['_DRAINREQUEST']._serialized_start=1998
+  _globals['_DRAINREQUEST']._serialized_end=2012
+  _globals['_DRAINRESPONSE']._serialized_start=2014
+  _globals['_DRAINRESPONSE']._serialized_end=2029
+  _globals['_GROUPSERVICE']._serialized_start=2105
+  _globals['_GROUPSERVICE']._serialized_end=2703
 # @@protoc_insertion_point(module_scope)

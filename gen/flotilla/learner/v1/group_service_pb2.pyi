@@ -51,6 +51,8 @@ class LeaseGroupRequest(google.protobuf.message.Message):
     FREE_ATTEMPTS_FIELD_NUMBER: builtins.int
     TOKENIZER_DIGEST_FIELD_NUMBER: builtins.int
     CAPABILITIES_FIELD_NUMBER: builtins.int
+    TOKENIZER_JSON_DIGEST_FIELD_NUMBER: builtins.int
+    CHAT_TEMPLATE_DIGEST_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """Chosen by the worker, new for every poll, reused when a poll is repeated."""
     worker_id: builtins.str
@@ -62,6 +64,11 @@ class LeaseGroupRequest(google.protobuf.message.Message):
     """SHA-256 of tokenizer.json and the chat template. Token ids mean nothing
     under another tokenizer.
     """
+    tokenizer_json_digest: builtins.bytes
+    """SHA-256 of each part of `tokenizer_digest`, so that a refusal can name the
+    one that differs: tokenizer.json, and the chat template.
+    """
+    chat_template_digest: builtins.bytes
     @property
     def holding(self) -> flotilla.learner.v1.policy_pb2.PolicyId:
         """The policy that the worker's engine serves now. What counts is what it
@@ -82,9 +89,11 @@ class LeaseGroupRequest(google.protobuf.message.Message):
         free_attempts: builtins.int = ...,
         tokenizer_digest: builtins.bytes = ...,
         capabilities: collections.abc.Iterable[builtins.str] | None = ...,
+        tokenizer_json_digest: builtins.bytes = ...,
+        chat_template_digest: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["holding", b"holding"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "free_attempts", b"free_attempts", "holding", b"holding", "incarnation", b"incarnation", "request_id", b"request_id", "tokenizer_digest", b"tokenizer_digest", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["capabilities", b"capabilities", "chat_template_digest", b"chat_template_digest", "free_attempts", b"free_attempts", "holding", b"holding", "incarnation", b"incarnation", "request_id", b"request_id", "tokenizer_digest", b"tokenizer_digest", "tokenizer_json_digest", b"tokenizer_json_digest", "worker_id", b"worker_id"]) -> None: ...
 
 global___LeaseGroupRequest = LeaseGroupRequest
 

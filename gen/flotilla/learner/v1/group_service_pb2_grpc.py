@@ -46,7 +46,7 @@ class GroupServiceStub(object):
     caller last heard; a call of another epoch is refused with the current one.
 
     Errors carry a google.rpc.ErrorInfo, domain `learner.flotilla`:
-    FAILED_PRECONDITION TOKENIZER_MISMATCH  do not retry
+    FAILED_PRECONDITION TOKENIZER_MISMATCH  metadata `differs` names the part; do not retry
     FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
     FAILED_PRECONDITION UNKNOWN_POLICY      a PolicyId that was never published
     INVALID_ARGUMENT    MALFORMED_REQUEST   a field that must be set is not; a bug in the worker
@@ -115,7 +115,7 @@ class GroupServiceServicer(object):
     caller last heard; a call of another epoch is refused with the current one.
 
     Errors carry a google.rpc.ErrorInfo, domain `learner.flotilla`:
-    FAILED_PRECONDITION TOKENIZER_MISMATCH  do not retry
+    FAILED_PRECONDITION TOKENIZER_MISMATCH  metadata `differs` names the part; do not retry
     FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
     FAILED_PRECONDITION UNKNOWN_POLICY      a PolicyId that was never published
     INVALID_ARGUMENT    MALFORMED_REQUEST   a field that must be set is not; a bug in the worker
@@ -237,7 +237,7 @@ class GroupService(object):
     caller last heard; a call of another epoch is refused with the current one.
 
     Errors carry a google.rpc.ErrorInfo, domain `learner.flotilla`:
-    FAILED_PRECONDITION TOKENIZER_MISMATCH  do not retry
+    FAILED_PRECONDITION TOKENIZER_MISMATCH  metadata `differs` names the part; do not retry
     FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
     FAILED_PRECONDITION UNKNOWN_POLICY      a PolicyId that was never published
     INVALID_ARGUMENT    MALFORMED_REQUEST   a field that must be set is not; a bug in the worker

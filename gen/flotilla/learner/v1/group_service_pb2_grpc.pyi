@@ -38,7 +38,7 @@ class GroupServiceStub:
     caller last heard; a call of another epoch is refused with the current one.
 
     Errors carry a google.rpc.ErrorInfo, domain `learner.flotilla`:
-      FAILED_PRECONDITION TOKENIZER_MISMATCH  do not retry
+      FAILED_PRECONDITION TOKENIZER_MISMATCH  metadata `differs` names the part; do not retry
       FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
       FAILED_PRECONDITION UNKNOWN_POLICY      a PolicyId that was never published
       INVALID_ARGUMENT    MALFORMED_REQUEST   a field that must be set is not; a bug in the worker
@@ -119,7 +119,7 @@ class GroupServiceAsyncStub:
     caller last heard; a call of another epoch is refused with the current one.
 
     Errors carry a google.rpc.ErrorInfo, domain `learner.flotilla`:
-      FAILED_PRECONDITION TOKENIZER_MISMATCH  do not retry
+      FAILED_PRECONDITION TOKENIZER_MISMATCH  metadata `differs` names the part; do not retry
       FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
       FAILED_PRECONDITION UNKNOWN_POLICY      a PolicyId that was never published
       INVALID_ARGUMENT    MALFORMED_REQUEST   a field that must be set is not; a bug in the worker
@@ -199,7 +199,7 @@ class GroupServiceServicer(metaclass=abc.ABCMeta):
     caller last heard; a call of another epoch is refused with the current one.
 
     Errors carry a google.rpc.ErrorInfo, domain `learner.flotilla`:
-      FAILED_PRECONDITION TOKENIZER_MISMATCH  do not retry
+      FAILED_PRECONDITION TOKENIZER_MISMATCH  metadata `differs` names the part; do not retry
       FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
       FAILED_PRECONDITION UNKNOWN_POLICY      a PolicyId that was never published
       INVALID_ARGUMENT    MALFORMED_REQUEST   a field that must be set is not; a bug in the worker

@@ -90,6 +90,8 @@ class AttachRequest(google.protobuf.message.Message):
     HOLDING_FIELD_NUMBER: builtins.int
     HOST_DIGEST_FIELD_NUMBER: builtins.int
     TOKENIZER_DIGEST_FIELD_NUMBER: builtins.int
+    TOKENIZER_JSON_DIGEST_FIELD_NUMBER: builtins.int
+    CHAT_TEMPLATE_DIGEST_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     incarnation: builtins.str
     device_count: builtins.int
@@ -98,6 +100,11 @@ class AttachRequest(google.protobuf.message.Message):
     machine's boot id and hostname.
     """
     tokenizer_digest: builtins.bytes
+    tokenizer_json_digest: builtins.bytes
+    """SHA-256 of each part of `tokenizer_digest`, so that a refusal can name the
+    one that differs: tokenizer.json, and the chat template.
+    """
+    chat_template_digest: builtins.bytes
     @property
     def transports(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[global___Transport.ValueType]:
         """What the worker can receive by, best first."""
@@ -116,9 +123,11 @@ class AttachRequest(google.protobuf.message.Message):
         holding: flotilla.learner.v1.policy_pb2.PolicyId | None = ...,
         host_digest: builtins.bytes = ...,
         tokenizer_digest: builtins.bytes = ...,
+        tokenizer_json_digest: builtins.bytes = ...,
+        chat_template_digest: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["holding", b"holding"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["device_count", b"device_count", "holding", b"holding", "host_digest", b"host_digest", "incarnation", b"incarnation", "tokenizer_digest", b"tokenizer_digest", "transports", b"transports", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chat_template_digest", b"chat_template_digest", "device_count", b"device_count", "holding", b"holding", "host_digest", b"host_digest", "incarnation", b"incarnation", "tokenizer_digest", b"tokenizer_digest", "tokenizer_json_digest", b"tokenizer_json_digest", "transports", b"transports", "worker_id", b"worker_id"]) -> None: ...
 
 global___AttachRequest = AttachRequest
 
@@ -191,6 +200,8 @@ class Update(google.protobuf.message.Message):
     GENERATION_FIELD_NUMBER: builtins.int
     CANARY_TOKEN_IDS_FIELD_NUMBER: builtins.int
     PUBLISH_TIMEOUT_FIELD_NUMBER: builtins.int
+    RELOAD_FIELD_NUMBER: builtins.int
+    PROBES_FIELD_NUMBER: builtins.int
     transport: global___Transport.ValueType
     location: builtins.str
     """A path for SHM and FILES, host:port of WeightService for GRPC."""
@@ -201,6 +212,10 @@ class Update(google.protobuf.message.Message):
     which catches what a fingerprint cannot: weights that arrived and are not
     used, such as a stale tied head.
     """
+    reload: builtins.bool
+    """Load these weights even if the engine serves them already, and forget
+    everything that was computed with what it holds.
+    """
     @property
     def policy(self) -> flotilla.learner.v1.policy_pb2.PolicyId: ...
     @property
@@ -208,6 +223,14 @@ class Update(google.protobuf.message.Message):
     @property
     def publish_timeout(self) -> google.protobuf.duration_pb2.Duration:
         """The publication is given up after this."""
+
+    @property
+    def probes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Probe]:
+        """What the engine is to sample once it serves these weights, when a run
+        starts: the canary cannot show the temperature, nor positions that only a
+        long context reaches. Workers that know nothing of it are judged by what
+        they sample for training.
+        """
 
     def __init__(
         self,
@@ -219,11 +242,62 @@ class Update(google.protobuf.message.Message):
         generation: builtins.int = ...,
         canary_token_ids: builtins.bytes = ...,
         publish_timeout: google.protobuf.duration_pb2.Duration | None = ...,
+        reload: builtins.bool = ...,
+        probes: collections.abc.Iterable[global___Probe] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["manifest", b"manifest", "policy", b"policy", "publish_timeout", b"publish_timeout"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["canary_token_ids", b"canary_token_ids", "generation", b"generation", "location", b"location", "manifest", b"manifest", "policy", b"policy", "publish_timeout", b"publish_timeout", "transport", b"transport"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["canary_token_ids", b"canary_token_ids", "generation", b"generation", "location", b"location", "manifest", b"manifest", "policy", b"policy", "probes", b"probes", "publish_timeout", b"publish_timeout", "reload", b"reload", "transport", b"transport"]) -> None: ...
 
 global___Update = Update
+
+@typing.final
+class Probe(google.protobuf.message.Message):
+    """A continuation to sample and report, with its logprobs."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: builtins.int
+    MAX_TOKENS_FIELD_NUMBER: builtins.int
+    TEMPERATURE_FIELD_NUMBER: builtins.int
+    SEED_FIELD_NUMBER: builtins.int
+    prompt_token_ids: builtins.bytes
+    """Little-endian int32."""
+    max_tokens: builtins.int
+    temperature: builtins.float
+    seed: builtins.int
+    def __init__(
+        self,
+        *,
+        prompt_token_ids: builtins.bytes = ...,
+        max_tokens: builtins.int = ...,
+        temperature: builtins.float = ...,
+        seed: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["max_tokens", b"max_tokens", "prompt_token_ids", b"prompt_token_ids", "seed", b"seed", "temperature", b"temperature"]) -> None: ...
+
+global___Probe = Probe
+
+@typing.final
+class ProbeResult(google.protobuf.message.Message):
+    """What an engine answered to a Probe."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: builtins.int
+    LOGPROBS_FIELD_NUMBER: builtins.int
+    token_ids: builtins.bytes
+    """Little-endian int32: what it sampled, the prompt left out."""
+    logprobs: builtins.bytes
+    """Little-endian float32, one a token, of the distribution sampled from."""
+    def __init__(
+        self,
+        *,
+        token_ids: builtins.bytes = ...,
+        logprobs: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["logprobs", b"logprobs", "token_ids", b"token_ids"]) -> None: ...
+
+global___ProbeResult = ProbeResult
 
 @typing.final
 class Leave(google.protobuf.message.Message):
@@ -255,6 +329,7 @@ class ReportPolicyRequest(google.protobuf.message.Message):
     CANARY_LOGPROBS_FIELD_NUMBER: builtins.int
     OUTCOME_FIELD_NUMBER: builtins.int
     DETAIL_FIELD_NUMBER: builtins.int
+    PROBES_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     generation: builtins.int
     canary_logprobs: builtins.bytes
@@ -265,6 +340,10 @@ class ReportPolicyRequest(google.protobuf.message.Message):
     detail: builtins.str
     @property
     def policy(self) -> flotilla.learner.v1.policy_pb2.PolicyId: ...
+    @property
+    def probes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ProbeResult]:
+        """One for each of the UPDATE's probes, in order; or none."""
+
     def __init__(
         self,
         *,
@@ -274,9 +353,10 @@ class ReportPolicyRequest(google.protobuf.message.Message):
         canary_logprobs: builtins.bytes = ...,
         outcome: global___UpdateOutcome.ValueType = ...,
         detail: builtins.str = ...,
+        probes: collections.abc.Iterable[global___ProbeResult] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["policy", b"policy"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["canary_logprobs", b"canary_logprobs", "detail", b"detail", "generation", b"generation", "outcome", b"outcome", "policy", b"policy", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["canary_logprobs", b"canary_logprobs", "detail", b"detail", "generation", b"generation", "outcome", b"outcome", "policy", b"policy", "probes", b"probes", "worker_id", b"worker_id"]) -> None: ...
 
 global___ReportPolicyRequest = ReportPolicyRequest
 
@@ -286,8 +366,8 @@ class ReportPolicyResponse(google.protobuf.message.Message):
 
     ACCEPTED_FIELD_NUMBER: builtins.int
     accepted: builtins.bool
-    """False when the canary disagrees with the trainer: the engine must not
-    serve this policy and reloads whole.
+    """False when the canary or a probe disagrees with the trainer: the engine
+    must not serve this policy and reloads whole.
     """
     def __init__(
         self,

@@ -27,9 +27,9 @@ class PolicyServiceStub:
 
     Errors carry a google.rpc.ErrorInfo, domain `learner.flotilla`:
       FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
-      FAILED_PRECONDITION TOKENIZER_MISMATCH  do not retry
+      FAILED_PRECONDITION TOKENIZER_MISMATCH  metadata `differs` names the part; do not retry
       FAILED_PRECONDITION NO_COMMON_TRANSPORT the worker can load by none of ours
-      INVALID_ARGUMENT    MALFORMED_REPORT    canary_logprobs are no float32; a bug in the worker
+      INVALID_ARGUMENT    MALFORMED_REPORT    canary or probes contradict the UPDATE; a bug in the worker
       NOT_FOUND           UNKNOWN_WORKER      attach first; on Attach: a newer incarnation has
                                               taken this one's place, end the process
       UNAVAILABLE         STREAM_ENDED        the stream is old enough; attach again
@@ -64,9 +64,9 @@ class PolicyServiceAsyncStub:
 
     Errors carry a google.rpc.ErrorInfo, domain `learner.flotilla`:
       FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
-      FAILED_PRECONDITION TOKENIZER_MISMATCH  do not retry
+      FAILED_PRECONDITION TOKENIZER_MISMATCH  metadata `differs` names the part; do not retry
       FAILED_PRECONDITION NO_COMMON_TRANSPORT the worker can load by none of ours
-      INVALID_ARGUMENT    MALFORMED_REPORT    canary_logprobs are no float32; a bug in the worker
+      INVALID_ARGUMENT    MALFORMED_REPORT    canary or probes contradict the UPDATE; a bug in the worker
       NOT_FOUND           UNKNOWN_WORKER      attach first; on Attach: a newer incarnation has
                                               taken this one's place, end the process
       UNAVAILABLE         STREAM_ENDED        the stream is old enough; attach again
@@ -100,9 +100,9 @@ class PolicyServiceServicer(metaclass=abc.ABCMeta):
 
     Errors carry a google.rpc.ErrorInfo, domain `learner.flotilla`:
       FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
-      FAILED_PRECONDITION TOKENIZER_MISMATCH  do not retry
+      FAILED_PRECONDITION TOKENIZER_MISMATCH  metadata `differs` names the part; do not retry
       FAILED_PRECONDITION NO_COMMON_TRANSPORT the worker can load by none of ours
-      INVALID_ARGUMENT    MALFORMED_REPORT    canary_logprobs are no float32; a bug in the worker
+      INVALID_ARGUMENT    MALFORMED_REPORT    canary or probes contradict the UPDATE; a bug in the worker
       NOT_FOUND           UNKNOWN_WORKER      attach first; on Attach: a newer incarnation has
                                               taken this one's place, end the process
       UNAVAILABLE         STREAM_ENDED        the stream is old enough; attach again
