@@ -1,9 +1,9 @@
 """Model and optimizer state on disk: safetensors and JSON, nothing that could run code.
 
 A checkpoint folder holds `model.safetensors` (float32, canonical names) with `config.json`, so it
-is itself a Hugging Face model folder but for the tokenizer; `optimizer.safetensors`; and
-`rank.json` with the step and the SHA-256 of both. A training step draws no random numbers, so
-there is no generator state to keep.
+is itself a Hugging Face model folder but for the tokenizer; `optimizer.safetensors`; whatever
+else has a state, as `{name}.safetensors`; and `rank.json` with the step and the SHA-256 of them
+all. A training step draws no random numbers, so there is no generator state to keep.
 """
 
 import hashlib
@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from safetensors import SafetensorError
@@ -31,13 +32,27 @@ class CheckpointError(Exception):
     """A checkpoint is damaged or belongs to another model; the message names the file."""
 
 
-def save(directory: Path, policy: Policy, optimizer: Optimizer, step: int) -> CheckpointFiles:
-    """Writes and fsyncs the state as of `step`; the digests cover every file."""
+def save(
+    directory: Path,
+    policy: Policy,
+    optimizer: Optimizer,
+    step: int,
+    others: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({}),
+) -> CheckpointFiles:
+    """Writes and fsyncs the state as of `step`; the digests cover every file.
+
+    `others` are tensors by name, by the name of what they belong to (`critic`).
+    """
     directory.mkdir(parents=True, exist_ok=True)
     policy.config.save_pretrained(directory)
-    _save_tensors(directory / MODEL_FILE, policy.named_parameters())
-    _save_tensors(directory / OPTIMIZER_FILE, optimizer.state())
-    names = [CONFIG_FILE, MODEL_FILE, OPTIMIZER_FILE]
+    tensors: dict[str, Mapping[str, Tensor]] = {
+        MODEL_FILE: policy.named_parameters(),
+        OPTIMIZER_FILE: optimizer.state(),
+        **{f"{name}.safetensors": state for name, state in others.items()},
+    }
+    for name, values in tensors.items():
+        _save_tensors(directory / name, values)
+    names = [CONFIG_FILE, *tensors]
     digests = {name: _sync_and_digest(directory / name) for name in names}
     state = {"step": step, "sha256": digests}
     (directory / STATE_FILE).write_text(json.dumps(state, indent=1, sort_keys=True) + "\n")
@@ -67,6 +82,15 @@ def load_optimizer(directory: Path, optimizer: Optimizer) -> None:
         optimizer.load_state(load_file(directory / OPTIMIZER_FILE))
     except (OSError, SafetensorError, ValueError) as error:
         raise CheckpointError(f"{directory / OPTIMIZER_FILE}: {error}") from error
+
+
+def load_other(directory: Path, name: str) -> dict[str, Tensor]:
+    """What `save` was given as `others[name]`; CheckpointError when it is not there."""
+    path = directory / f"{name}.safetensors"
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: {error}: the run was begun without it") from error
 
 
 def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
