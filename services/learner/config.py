@@ -1,5 +1,6 @@
 """The learner's part of a run spec, `[learner]`."""
 
+import re
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -9,6 +10,10 @@ from services.learner.algorithm_config import AlgorithmConfig
 from services.learner.rank.config import RankConfig
 
 EvalMoment = Literal["before", "during", "after"]
+
+REMOTE_OPTIONS_VARIABLE = "FLOTILLA_REMOTE_OPTIONS"
+_REMOTE_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^@\s]*")
+_SECRET_OPTION = re.compile(r"key|secret|token|password|credential|username", re.IGNORECASE)
 
 
 class OptimizerConfig(Model):
@@ -33,6 +38,31 @@ class CheckpointConfig(Model):
     every: int = Field(default=20, ge=1)
     # How many to keep.
     keep: int = Field(default=2, ge=1)
+    # Where they are kept as well, in a folder named by the run: any fsspec URL, such as
+    # `s3://bucket/prefix`; absent: nowhere. Its keys come from the environment, never from here.
+    remote: str | None = None
+    # Options of its file system, such as `endpoint_url`.
+    remote_options: dict[str, str | int | float | bool] = Field(
+        default_factory=dict[str, str | int | float | bool]
+    )
+    # How many to keep there.
+    remote_keep: int = Field(default=2, ge=1)
+    # How long the end of a run waits until its last checkpoint is there.
+    remote_exit_s: float = Field(default=600.0, gt=0)
+
+    @model_validator(mode="after")
+    def _holds_no_keys(self) -> Self:
+        for name in self.remote_options:
+            if _SECRET_OPTION.search(name):
+                raise ValueError(
+                    f"remote_options.{name}: keys do not belong into a spec; give options like this"
+                    f" as a JSON object in the environment variable {REMOTE_OPTIONS_VARIABLE}"
+                )
+        if self.remote is not None and not _REMOTE_URL.fullmatch(self.remote):
+            raise ValueError(
+                "remote: expected a URL such as s3://bucket/prefix, without user and password"
+            )
+        return self
 
 
 class EvalSetConfig(Model):

@@ -1,5 +1,6 @@
 """What the learner needs from the world, in its own words."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -58,3 +59,54 @@ class Tracker(Protocol):
     def log(self, step: int, metrics: dict[str, float]) -> None: ...
 
     def close(self) -> None: ...
+
+
+class RemoteError(Exception):
+    """A store did not do what it was asked to; the message names its URL, and what to look at."""
+
+
+class RemoteRefusedError(RemoteError):
+    """It will not do so later either: no permission, no such bucket."""
+
+
+class RemoteStore(Protocol):
+    """The folder of one run in a store elsewhere. Names are relative to it, parts joined by `/`.
+
+    Blocks: call it from threads. Everything raises RemoteRefusedError where trying again is in
+    vain, else RemoteError.
+    """
+
+    @property
+    def url(self) -> str: ...
+
+    def names(self, folder: str) -> list[str]:
+        """Of all files below a folder, in order; none when there is no such folder."""
+        ...
+
+    def read(self, name: str) -> bytes | None:
+        """A small file; None when there is none."""
+        ...
+
+    def write(self, name: str, data: bytes) -> None:
+        """A small file, in one piece where the store can."""
+        ...
+
+    def size(self, name: str) -> int | None:
+        """In bytes; None when there is no such file."""
+        ...
+
+    def upload(self, path: Path, name: str, sent: Callable[[int], None]) -> None:
+        """Copy a file of any size there; `sent` is told of bytes as they go."""
+        ...
+
+    def download(self, name: str, path: Path) -> None:
+        """Copy a file of any size from there."""
+        ...
+
+    def remove(self, names: Sequence[str]) -> None:
+        """What is not there any more is no error."""
+        ...
+
+    def drop_unfinished(self) -> None:
+        """Let go of what the store keeps of uploads that never ended, where it keeps any."""
+        ...
