@@ -8,8 +8,11 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from services.common.config import Model
+from services.common.config import Model, did_you_mean
 from services.learner.types import StopReason
+
+ADVANTAGE_NAMES = ("grpo", "dr_grpo", "rloo", "max_rl", "reinforce_pp", "gae")
+LOSS_NAMES = ("ppo_clip", "dual_clip", "gspo", "cispo", "sapo", "importance_sampling")
 
 
 class KlConfig(Model):
@@ -117,3 +120,26 @@ class AlgorithmConfig(Model):
     correction: CorrectionConfig = CorrectionConfig()
     overlong: OverlongConfig = OverlongConfig()
     critic: CriticConfig = CriticConfig()
+
+    @model_validator(mode="after")
+    def _names_are_known(self) -> Self:
+        """With plugins any name may be known: the ranks look it up when they start."""
+        chosen = (("advantage", self.advantage, ADVANTAGE_NAMES), ("loss", self.loss, LOSS_NAMES))
+        for key, name, known in chosen:
+            if name not in known and not self.plugins:
+                raise ValueError(
+                    f"unknown {key} {name!r}{did_you_mean(name, known)} (one of your own needs "
+                    "its module in algorithm.plugins)"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _samples_are_corrected_once(self) -> Self:
+        tis = self.correction.token_tis is not None or self.correction.sequence_tis is not None
+        if tis and self.proximal == "behaviour":
+            raise ValueError(
+                "correction.token_tis and sequence_tis weigh a loss whose ratio is taken against "
+                'the trainer: set proximal = "trainer"; the ratio against the behaviour policy '
+                "corrects already"
+            )
+        return self

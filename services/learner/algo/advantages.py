@@ -1,18 +1,70 @@
-"""Advantage estimators over groups: how much better an attempt was than its siblings.
+"""Advantage estimators: how much better an attempt, or a token of it, was than expected.
 
-Every estimator maps the rewards of one group's graded attempts to their advantages, in float64.
-A group that carries no signal (one attempt, or all rewards equal) has advantage exactly 0.
+An estimator maps the rewards of a whole step's batch to one float64 per policy token. Rewards
+are of attempts: one of several sequences (after a context compaction) counts once. Groups are
+by id. With a KL penalty in the reward, an attempt's outcome is its reward less the penalties of
+its tokens.
+
+Estimators within groups (grpo, dr_grpo, rloo, max_rl) compare the graded attempts of one group
+id and nothing else; a group without a signal (one attempt, or all outcomes equal) has advantage
+exactly 0. Estimators over the batch (reinforce_pp, gae) compare with the batch or a critic: a
+group whose attempts all passed then does carry a signal, and only a batch whose returns are all
+equal has advantage exactly 0.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from services.learner.algo.gae import Estimate, TokenValues, gae, returns_to_go, whiten
+from services.learner.algo.registry import Registry
+from services.learner.algorithm_config import AlgorithmConfig, CriticConfig
+
 Rewards = NDArray[np.float64]
-Estimator = Callable[[Rewards], Rewards]
+# Outcomes of one group's attempts, at least two of them different, to their advantages.
+GroupEstimator = Callable[[Rewards], Rewards]
 
 _STD_FLOOR = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRewards:
+    """What a step's batch earned, sequence by sequence.
+
+    An attempt's sequences stand in the order in which they were sampled and carry the same
+    reward.
+    """
+
+    group_ids: Sequence[str]
+    attempt_indices: Sequence[int]
+    rewards: Sequence[float]
+    # [policy tokens] of each sequence: rewards of single tokens, 0 without a KL in the reward.
+    token_rewards: Sequence[TokenValues]
+    # [policy tokens] of each sequence: the critic's, before the step. None without a critic.
+    values: Sequence[TokenValues] | None = None
+
+    @property
+    def attempts(self) -> dict[tuple[str, int], list[int]]:
+        """The sequences of each attempt, by (group id, attempt index).
+
+        Raises ValueError when two sequences of one attempt carry different rewards, or when a
+        reward is not finite.
+        """
+        attempts: dict[tuple[str, int], list[int]] = {}
+        keys = zip(self.group_ids, self.attempt_indices, strict=True)
+        for sequence, (group, attempt) in enumerate(keys):
+            known = attempts.setdefault((group, attempt), [])
+            _check_reward(group, attempt, self.rewards[sequence], [self.rewards[i] for i in known])
+            known.append(sequence)
+        return attempts
+
+
+# One float64 array [policy tokens] per sequence, in the batch's order.
+Estimator = Callable[[BatchRewards, AlgorithmConfig], list[TokenValues]]
+
+ADVANTAGES: Registry[Estimator] = Registry("advantage")
 
 
 def grpo(rewards: Rewards) -> Rewards:
@@ -39,46 +91,163 @@ def rloo(rewards: Rewards) -> Rewards:
     return (rewards - rewards.mean()) * (len(rewards) / (len(rewards) - 1))
 
 
-ESTIMATORS: Mapping[str, Estimator] = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo}
+def max_rl(rewards: Rewards) -> Rewards:
+    """(r - mean) / mean: a task weighs by the inverse of its pass rate, as in maximum likelihood.
+
+    MaxRL, arXiv 2602.02710, for rewards that are not negative. Where the mean is not positive
+    there is no success to divide by, and the group has advantage 0.
+    """
+    mean = rewards.mean()
+    return (rewards - mean) / mean if mean > 0 else np.zeros_like(rewards)
+
+
+ESTIMATORS: Mapping[str, GroupEstimator] = {
+    "grpo": grpo,
+    "dr_grpo": dr_grpo,
+    "rloo": rloo,
+    "max_rl": max_rl,
+}
+
+
+def outcome_estimator(estimator: GroupEstimator) -> Estimator:
+    """Every token of an attempt gets its attempt's advantage within its group."""
+
+    def estimate(batch: BatchRewards, config: AlgorithmConfig) -> list[TokenValues]:
+        outcomes = [
+            r + float(t.sum()) for r, t in zip(_ends(batch), batch.token_rewards, strict=True)
+        ]
+        totals = {key: sum(outcomes[i] for i in rows) for key, rows in batch.attempts.items()}
+        values = _by_attempt(totals, estimator)
+        keys = zip(batch.group_ids, batch.attempt_indices, batch.token_rewards, strict=True)
+        return [np.full(len(tokens), values[group, attempt]) for group, attempt, tokens in keys]
+
+    return estimate
+
+
+for _name, _estimator in ESTIMATORS.items():
+    ADVANTAGES.register(_name)(outcome_estimator(_estimator))
+
+
+@ADVANTAGES.register("reinforce_pp")
+def reinforce_pp(batch: BatchRewards, config: AlgorithmConfig) -> list[TokenValues]:
+    """Returns from each token on, whitened over all policy tokens of the batch.
+
+    REINFORCE++, arXiv 2501.03262: the baseline and the scale are the whole batch's, not a
+    group's. Without a KL in the reward all tokens of an attempt have its reward as return.
+    """
+    per_attempt = {key: returns_to_go(rewards) for key, rewards in _trajectories(batch).items()}
+    return _whitened(batch, per_attempt)
+
+
+@ADVANTAGES.register("gae")
+def gae_with_critic(batch: BatchRewards, config: AlgorithmConfig) -> list[TokenValues]:
+    """Generalised advantage estimation with the critic's values, whitened over the batch.
+
+    PPO, arXiv 1707.06347, equation 11. Raises ValueError without values.
+    """
+    estimates = _estimates(batch, config.critic)
+    return _whitened(batch, {key: found.advantages for key, found in estimates.items()})
+
+
+def critic_targets(batch: BatchRewards, config: AlgorithmConfig) -> list[TokenValues]:
+    """What the critic should have said of each token: advantage (not whitened) plus value."""
+    estimates = _estimates(batch, config.critic)
+    return _split(batch, {key: found.returns for key, found in estimates.items()})
 
 
 def group_advantages(
     group_ids: Sequence[str],
     attempt_indices: Sequence[int],
     rewards: Sequence[float],
-    estimator: Estimator,
+    estimator: GroupEstimator,
 ) -> Rewards:
     """One advantage per sequence, estimated over the distinct attempts of its group id.
-
-    An attempt of several sequences (after a context compaction) counts once in its group.
 
     Raises ValueError when two sequences of one attempt carry different rewards, or when a
     reward is not finite.
     """
-    groups = _rewards_by_attempt(group_ids, attempt_indices, rewards)
-    values = {group: _signal(attempts, estimator) for group, attempts in groups.items()}
-    keys = zip(group_ids, attempt_indices, strict=True)
-    return np.array([values[group][attempt] for group, attempt in keys], np.float64)
+    batch = BatchRewards(group_ids, attempt_indices, rewards, [np.zeros(1)] * len(group_ids))
+    values = outcome_estimator(estimator)(batch, AlgorithmConfig())
+    return np.concatenate(values) if values else np.zeros(0)
 
 
-def _rewards_by_attempt(
-    group_ids: Sequence[str], attempt_indices: Sequence[int], rewards: Sequence[float]
-) -> dict[str, dict[int, float]]:
-    groups: dict[str, dict[int, float]] = {}
-    for group, attempt, reward in zip(group_ids, attempt_indices, rewards, strict=True):
-        if not np.isfinite(reward):
-            raise ValueError(f"reward of attempt {attempt} of group {group!r} is {reward}")
-        known = groups.setdefault(group, {}).setdefault(attempt, reward)
-        if known != reward:
-            raise ValueError(
-                f"attempt {attempt} of group {group!r} has two rewards, {known} and {reward}"
-            )
-    return groups
+def _check_reward(group: str, attempt: int, reward: float, known: Sequence[float]) -> None:
+    if not np.isfinite(reward):
+        raise ValueError(f"reward of attempt {attempt} of group {group!r} is {reward}")
+    if known and known[0] != reward:
+        raise ValueError(
+            f"attempt {attempt} of group {group!r} has two rewards, {known[0]} and {reward}"
+        )
 
 
-def _signal(attempts: Mapping[int, float], estimator: Estimator) -> dict[int, float]:
+def _ends(batch: BatchRewards) -> list[float]:
+    """The attempt's reward at its last sequence, 0 at those before."""
+    ends = [0.0] * len(batch.rewards)
+    for rows in batch.attempts.values():
+        ends[rows[-1]] = float(batch.rewards[rows[-1]])
+    return ends
+
+
+def _by_attempt(
+    totals: Mapping[tuple[str, int], float], estimator: GroupEstimator
+) -> dict[tuple[str, int], float]:
+    groups: dict[str, dict[tuple[str, int], float]] = {}
+    for key, total in totals.items():
+        groups.setdefault(key[0], {})[key] = total
+    values: dict[tuple[str, int], float] = {}
+    for attempts in groups.values():
+        values |= _signal(attempts, estimator)
+    return values
+
+
+def _signal(
+    attempts: Mapping[tuple[str, int], float], estimator: GroupEstimator
+) -> dict[tuple[str, int], float]:
     rewards = np.array(list(attempts.values()), np.float64)
     # Compared, not computed: the mean of equal floats may differ from them in the last bit.
     if np.all(rewards == rewards[0]):
         return dict.fromkeys(attempts, 0.0)
     return dict(zip(attempts, estimator(rewards).tolist(), strict=True))
+
+
+def _trajectories(batch: BatchRewards) -> dict[tuple[str, int], TokenValues]:
+    """Rewards [policy tokens] of each attempt's tokens, its own reward with the last."""
+    rewards: dict[tuple[str, int], TokenValues] = {}
+    for key, rows in batch.attempts.items():
+        tokens = np.concatenate([batch.token_rewards[i] for i in rows]).astype(np.float64)
+        tokens[-1:] += batch.rewards[rows[0]]
+        rewards[key] = tokens
+    return rewards
+
+
+def _estimates(batch: BatchRewards, config: CriticConfig) -> dict[tuple[str, int], Estimate]:
+    if batch.values is None:
+        raise ValueError("advantage 'gae' needs a critic's values")
+    values = batch.values
+    found: dict[tuple[str, int], Estimate] = {}
+    rewards = _trajectories(batch)
+    for key, rows in batch.attempts.items():
+        said = np.concatenate([values[i] for i in rows]).astype(np.float64)
+        found[key] = gae(rewards[key], said, config.discount, config.trace_decay)
+    return found
+
+
+def _whitened(
+    batch: BatchRewards, per_attempt: Mapping[tuple[str, int], TokenValues]
+) -> list[TokenValues]:
+    sequences = _split(batch, per_attempt)
+    if not sequences:
+        return []
+    flat = whiten(np.concatenate(sequences))
+    return np.split(flat, np.cumsum([len(tokens) for tokens in sequences])[:-1])
+
+
+def _split(
+    batch: BatchRewards, per_attempt: Mapping[tuple[str, int], TokenValues]
+) -> list[TokenValues]:
+    """The tokens of each attempt, handed to its sequences in the batch's order."""
+    found: dict[int, TokenValues] = {}
+    for key, rows in batch.attempts.items():
+        ends = np.cumsum([len(batch.token_rewards[i]) for i in rows])[:-1]
+        found |= dict(zip(rows, np.split(per_attempt[key], ends), strict=True))
+    return [found[i] for i in range(len(batch.rewards))]

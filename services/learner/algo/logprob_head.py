@@ -1,20 +1,33 @@
 """The output head fused with the policy loss: the full logits matrix never exists.
 
-The head is applied to policy tokens only, a chunk at a time. A token's loss depends on nothing but
-its own logprob, so its gradient is known as soon as that logprob is: the gradients of the hidden
-states and of the head are formed in the forward pass and nothing is computed twice (three matrix
-products a chunk, where recomputation needs four).
+The head is applied to policy tokens only, a chunk at a time. Where a token's loss depends on
+nothing but its own logprob, its gradient is known as soon as that logprob is: the gradients of the
+hidden states and of the head are formed in the forward pass and nothing is computed twice (three
+matrix products a chunk, where recomputation needs four). An objective that couples the tokens of
+a sequence needs all logprobs first: one pass for them and the fused one for the gradients (four).
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 # (logprobs of a chunk, the chunk's place among the tokens) to the weighted loss of each token.
-# A token's loss may depend on no logprob but its own.
+# A token's loss may depend on no logprob but its own, unless the objective is `coupled`: it is
+# then called once, with all tokens.
 TokenObjective = Callable[[Tensor, slice], Tensor]
+# What a nat of each token's entropy adds to the loss; called after the objective.
+EntropyWeights = Callable[[slice], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    objective: TokenObjective
+    entropy_weights: EntropyWeights | None
+    coupled: bool
+    chunk: int
 
 
 def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -55,29 +68,26 @@ def fused_policy_loss(
     objective: TokenObjective,
     *,
     chunk: int,
+    coupled: bool = False,
+    entropy_weights: EntropyWeights | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The summed objective, and the logprob and entropy (nats) of each token.
 
     hidden [n, width], weight [vocab, width], targets [n] int64, temperature [n]. Only the loss
     carries a gradient, to `hidden` and `weight`. Logits are taken to float32 (float64 for
     float64 input) before the temperature; the head's gradient is accumulated in that type.
+    With `entropy_weights` the loss includes their product with the entropies, whose gradient is
+    that of the full distribution and not of the sampled tokens.
     """
-    loss, logprobs, entropy = _FusedPolicyLoss.apply(
-        hidden, weight, targets, temperature, objective, chunk
-    )
+    plan = _Plan(objective, entropy_weights, coupled, chunk)
+    loss, logprobs, entropy = _FusedPolicyLoss.apply(hidden, weight, targets, temperature, plan)
     return loss, logprobs, entropy
 
 
 class _FusedPolicyLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        targets: Tensor,
-        temperature: Tensor,
-        objective: TokenObjective,
-        chunk: int,
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: Tensor, plan: _Plan
     ) -> tuple[Tensor, Tensor, Tensor]:
         precise = _accumulation_dtype(hidden.dtype)
         head = weight.to(hidden.dtype)
@@ -86,14 +96,29 @@ class _FusedPolicyLoss(torch.autograd.Function):
         logprobs = hidden.new_empty(len(targets), dtype=precise)
         entropy = torch.empty_like(logprobs)
         loss = hidden.new_zeros((), dtype=precise)
-        for span in _spans(len(targets), chunk):
+        slopes: Tensor | None = None
+        if plan.coupled:
+            scored = token_logprobs(hidden, weight, targets, temperature, chunk=plan.chunk)
+            loss, slopes = _value_and_slope(plan.objective, scored, slice(0, len(targets)))
+        for span in _spans(len(targets), plan.chunk):
             log_probs = _log_softmax(hidden[span], head, temperature[span])
             logprobs[span] = log_probs.gather(1, targets[span, None]).squeeze(1)
-            part, slope = _value_and_slope(objective, logprobs[span], span)
-            loss += part
+            if slopes is None:
+                part, slope = _value_and_slope(plan.objective, logprobs[span], span)
+                loss += part
+            else:
+                slope = slopes[span]
             probs = log_probs.exp()
             entropy[span] = -torch.linalg.vecdot(probs, log_probs)
+            bonus = plan.entropy_weights(span) if plan.entropy_weights else None
+            if bonus is not None:
+                loss += torch.dot(bonus, entropy[span])
+                log_probs = _entropy_gradient(
+                    probs, log_probs, entropy[span], bonus / temperature[span]
+                )
             grad = _logit_gradient(probs, targets[span], slope / temperature[span])
+            if bonus is not None:
+                grad += log_probs
             grad = grad.to(hidden.dtype)
             torch.mm(grad, head, out=grad_hidden[span])
             _accumulate(grad_weight, grad, hidden[span])
@@ -111,19 +136,23 @@ class _FusedPolicyLoss(torch.autograd.Function):
             None,
             None,
             None,
-            None,
         )
 
 
 def _value_and_slope(
     objective: TokenObjective, logprobs: Tensor, span: slice
 ) -> tuple[Tensor, Tensor]:
-    """The chunk's summed objective and its derivative by each logprob."""
+    """The summed objective of the span and its derivative by each logprob."""
     with torch.enable_grad():
         leaf = logprobs.detach().requires_grad_()
         total = objective(leaf, span).sum()
     (slope,) = torch.autograd.grad(total, leaf)
     return total.detach(), slope
+
+
+def _entropy_gradient(probs: Tensor, log_probs: Tensor, entropy: Tensor, slope: Tensor) -> Tensor:
+    """slope * d entropy / d logits = -slope * p * (log p + H), written over `log_probs`."""
+    return log_probs.add_(entropy[:, None]).mul_(probs).mul_(-slope[:, None])
 
 
 def _logit_gradient(probs: Tensor, targets: Tensor, slope: Tensor) -> Tensor:

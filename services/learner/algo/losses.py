@@ -1,25 +1,67 @@
-"""Policy losses per token, as functions of the logprobs under the parameters being trained."""
+"""Policy losses per token, as functions of the logprobs under the parameters being trained.
 
-from collections.abc import Callable, Mapping
+ratio = exp(logprobs - old), `old` being the logprobs of the policy that the ratio is taken
+against: the one that sampled (`proximal = "behaviour"`), so that the clip also bounds what stale
+or mismatched samples can do, or the trainer's as the step began (`proximal = "trainer"`).
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from services.learner.algo.registry import Registry
+from services.learner.algo.sequences import sequence_means
+from services.learner.algorithm_config import AlgorithmConfig
 
 # exp() of a larger log-ratio says nothing but "far off" and overflows in what follows.
 _MAX_LOG_RATIO = 20.0
 
 
 @dataclass(frozen=True, slots=True)
+class LossInput:
+    """Policy tokens [n]; only `logprobs` carries a gradient."""
+
+    logprobs: Tensor
+    old: Tensor
+    advantages: Tensor
+    # int64: which of `count` sequences a token belongs to.
+    sequence: Tensor
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class TokenLoss:
-    """Loss of each token [n], and where the clip took the gradient away [n] (bool)."""
+    """Loss of each token [n], and where the clip took effect [n] (bool)."""
 
     loss: Tensor
     clipped: Tensor
 
 
-# (logprobs, behaviour logprobs, advantages), each [n], to the loss of each token.
-PolicyLoss = Callable[[Tensor, Tensor, Tensor], TokenLoss]
+# A token with advantage 0 must have loss and gradient 0: groups without a signal may be left out.
+PolicyLoss = Callable[[LossInput, AlgorithmConfig], TokenLoss]
+
+
+class LossRegistry(Registry[PolicyLoss]):
+    """Losses, and which of them couple the tokens of a sequence."""
+
+    def __init__(self) -> None:
+        super().__init__("loss")
+        self._coupled: set[str] = set()
+
+    def register(self, name: str, *, coupled: bool = False) -> Callable[[PolicyLoss], PolicyLoss]:
+        """`coupled`: a token's loss depends on other logprobs of its sequence than its own."""
+        if coupled:
+            self._coupled.add(name)
+        return super().register(name)
+
+    def coupled(self, name: str) -> bool:
+        """Whether the loss must see whole sequences."""
+        return name in self._coupled
+
+
+LOSSES = LossRegistry()
 
 
 def log_ratio(logprobs: Tensor, behaviour: Tensor) -> Tensor:
@@ -27,22 +69,77 @@ def log_ratio(logprobs: Tensor, behaviour: Tensor) -> Tensor:
     return (logprobs - behaviour).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
 
 
-def ppo_clip(clip_low: float, clip_high: float) -> PolicyLoss:
+@LOSSES.register("ppo_clip")
+def ppo_clip(tokens: LossInput, config: AlgorithmConfig) -> TokenLoss:
     """-min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A).
 
-    PPO, arXiv 1707.06347, equation 7, with the wider upper bound of DAPO, arXiv 2503.14476,
-    equation 10. The ratio is taken against the *behaviour* policy, the one that sampled the
-    token, so that the clip also bounds what stale or mismatched samples can do.
+    PPO, arXiv 1707.06347, equation 7; with clip_high > clip_low the clip-higher of DAPO,
+    arXiv 2503.14476, equation 10.
     """
-
-    def loss(logprobs: Tensor, behaviour: Tensor, advantages: Tensor) -> TokenLoss:
-        ratio = log_ratio(logprobs, behaviour).exp()
-        plain = ratio * advantages
-        bounded = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
-        return TokenLoss(-torch.minimum(plain, bounded), bounded < plain)
-
-    return loss
+    return _clipped(log_ratio(tokens.logprobs, tokens.old).exp(), tokens.advantages, config)
 
 
-# Each takes (clip_low, clip_high).
-LOSSES: Mapping[str, Callable[[float, float], PolicyLoss]] = {"ppo_clip": ppo_clip}
+@LOSSES.register("dual_clip")
+def dual_clip(tokens: LossInput, config: AlgorithmConfig) -> TokenLoss:
+    """ppo_clip, and at A < 0 never more than -dual_clip * A.
+
+    Dual-clip PPO, arXiv 1912.09729, equation 5: a token that became far more likely although
+    it was bad would else have an unbounded loss.
+    """
+    inner = ppo_clip(tokens, config)
+    most = -config.dual_clip * tokens.advantages
+    capped = (tokens.advantages < 0) & (inner.loss > most)
+    return TokenLoss(torch.where(capped, most, inner.loss), inner.clipped | capped)
+
+
+@LOSSES.register("gspo", coupled=True)
+def gspo(tokens: LossInput, config: AlgorithmConfig) -> TokenLoss:
+    """ppo_clip with the ratio of the sequence, s = exp(mean over its tokens of log ratio).
+
+    GSPO, arXiv 2507.18071, equations 5 and 7, in its token form GSPO-token, equations 13 and 14:
+    sg[s] * pi / sg[pi], whose value is s and whose gradient by a token's logprob is s times that
+    of the token. Where a sequence's tokens share advantage and weight, loss and gradient are
+    GSPO's own; a token that is masked gets none, which in GSPO's own form it would.
+    """
+    means = sequence_means((tokens.logprobs - tokens.old).detach(), tokens.sequence, tokens.count)
+    shared = means.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)[tokens.sequence]
+    through = tokens.logprobs - tokens.logprobs.detach()
+    return _clipped((shared + through).exp(), tokens.advantages, config)
+
+
+@LOSSES.register("cispo")
+def cispo(tokens: LossInput, config: AlgorithmConfig) -> TokenLoss:
+    """-sg[clip(ratio, 1 - clip_low, 1 + clip_high)] * A * logprob.
+
+    CISPO of MiniMax-M1, arXiv 2506.13585, equations 4 and 5: the weight is clipped, the gradient
+    never. A clip_low of 1 or more leaves the weight without a lower bound, as in the paper.
+    """
+    ratio = log_ratio(tokens.logprobs, tokens.old).exp().detach()
+    weight = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
+    return TokenLoss(-weight * tokens.advantages * tokens.logprobs, weight != ratio)
+
+
+@LOSSES.register("sapo")
+def sapo(tokens: LossInput, config: AlgorithmConfig) -> TokenLoss:
+    """-(4 / tau) * sigmoid(tau * (ratio - 1)) * A, tau = sapo_positive if A > 0, else _negative.
+
+    SAPO, arXiv 2511.20347, equations 5 and 6: a gate that closes smoothly where a clip cuts.
+    On policy its gradient is that of REINFORCE; nothing is ever clipped.
+    """
+    ratio = log_ratio(tokens.logprobs, tokens.old).exp()
+    tau = torch.where(tokens.advantages > 0, config.sapo_positive, config.sapo_negative)
+    gate = torch.sigmoid(tau.to(ratio.dtype) * (ratio - 1)) * (4 / tau.to(ratio.dtype))
+    return TokenLoss(-gate * tokens.advantages, torch.zeros_like(ratio, dtype=torch.bool))
+
+
+@LOSSES.register("importance_sampling")
+def importance_sampling(tokens: LossInput, config: AlgorithmConfig) -> TokenLoss:
+    """-ratio * A, the surrogate of arXiv 1707.06347, equation 6. Nothing bounds it."""
+    ratio = log_ratio(tokens.logprobs, tokens.old).exp()
+    return TokenLoss(-ratio * tokens.advantages, torch.zeros_like(ratio, dtype=torch.bool))
+
+
+def _clipped(ratio: Tensor, advantages: Tensor, config: AlgorithmConfig) -> TokenLoss:
+    plain = ratio * advantages
+    bounded = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) * advantages
+    return TokenLoss(-torch.minimum(plain, bounded), bounded < plain)

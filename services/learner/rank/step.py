@@ -12,7 +12,7 @@ from torch import Tensor
 
 from services.learner.algo.advantages import ESTIMATORS, group_advantages
 from services.learner.algo.logprob_head import fused_policy_loss
-from services.learner.algo.losses import LOSSES
+from services.learner.algo.losses import LOSSES, LossInput
 from services.learner.algo.masks import predicting_positions, within_ratio
 from services.learner.algo.mismatch import Mismatch, measure
 from services.learner.algo.packing import first_fit_decreasing
@@ -79,7 +79,7 @@ class Trainer:
         self._optimizer = optimizer
         self._algorithm = algorithm
         self._rank = rank
-        self._loss = LOSSES[algorithm.loss](algorithm.clip_low, algorithm.clip_high)
+        self._loss = LOSSES.get(algorithm.loss)
 
     def train(self, batch: TrainBatch, lr: float) -> tuple[dict[str, float], bool]:
         """The step's metrics, and whether any of its updates was refused.
@@ -117,7 +117,7 @@ class Trainer:
         reduce = REDUCTIONS[self._algorithm.reduction]
         mini_batches: list[list[_Row]] = []
         for part in split_groups(sequences, self._algorithm.mini_batches):
-            weights = reduce([int(s.policy_mask.sum()) for s in part])
+            weights = reduce([int(s.policy_mask.sum()) for s in part], 1)
             pairs = zip(part, weights.tolist(), strict=True)
             rows = [_row(s, by_id[id(s)], weight) for s, weight in pairs]
             mini_batches.append([r for r in rows if r.advantage and len(r.positions)])
@@ -140,7 +140,10 @@ class Trainer:
 
         def objective(logprobs: Tensor, span: slice) -> Tensor:
             behaviour = tokens.behaviour[span]
-            result = self._loss(logprobs, behaviour, tokens.advantages[span])
+            result = self._loss(
+                LossInput(logprobs, behaviour, tokens.advantages[span], tokens.targets[span], 0),
+                self._algorithm,
+            )
             kept[span] = within_ratio(
                 logprobs.detach(), behaviour, self._algorithm.correction.token_mask
             )

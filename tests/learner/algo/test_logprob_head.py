@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from services.learner.algo.logprob_head import fused_policy_loss, token_logprobs
-from services.learner.algo.losses import ppo_clip
+from services.learner.algo.losses import LossInput, ppo_clip
+from services.learner.algorithm_config import AlgorithmConfig
 
 TOKENS, WIDTH, VOCAB = 37, 11, 53
 
@@ -20,8 +21,9 @@ class Problem:
     advantages: Tensor
 
     def objective(self, logprobs: Tensor, span: slice) -> Tensor:
-        result = ppo_clip(0.2, 0.28)(logprobs, self.behaviour[span], self.advantages[span])
-        return result.loss / TOKENS
+        one = torch.zeros_like(self.targets[span])
+        tokens = LossInput(logprobs, self.behaviour[span], self.advantages[span], one, 1)
+        return ppo_clip(tokens, AlgorithmConfig()).loss / TOKENS
 
 
 def problem(dtype: torch.dtype) -> Problem:

@@ -1,0 +1,91 @@
+"""Weights and masks of tokens that the trainer would not have sampled as often as the engine.
+
+Everything here is a function of d = trainer - sampler, the difference of logprobs, without a
+gradient. The trainer's logprobs are those of the parameters as the step begins. A weight
+multiplies the policy loss of a token; a mask takes all its terms away.
+
+A difference that is NaN is never masked: it must show in the loss, which is then refused.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from services.learner.algo.sequences import sequence_means, sequence_sums
+from services.learner.algorithm_config import CorrectionConfig
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectionInput:
+    """Policy tokens [n], whole sequences where `needs_sequences` says so."""
+
+    trainer: Tensor
+    behaviour: Tensor
+    # int64: which of `count` sequences a token belongs to.
+    sequence: Tensor
+    count: int
+    # Versions by which the sequence's policy lagged.
+    staleness: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """What each token's policy loss is multiplied by [n], and which tokens are kept [n] (bool)."""
+
+    weights: Tensor
+    kept: Tensor
+
+
+def needs_sequences(config: CorrectionConfig) -> bool:
+    """Whether a token's weight or mask depends on other tokens of its sequence."""
+    chosen = (config.sequence_tis, config.sequence_mask_product, config.sequence_mask_geometric)
+    return any(value is not None for value in chosen)
+
+
+def needs_trainer(config: CorrectionConfig, ratio_limit: float | None) -> bool:
+    """Whether anything depends on the trainer's logprobs."""
+    per_token = (config.token_tis, config.token_mask, ratio_limit)
+    return needs_sequences(config) or any(value is not None for value in per_token)
+
+
+@torch.no_grad()
+def correct(
+    tokens: CorrectionInput, config: CorrectionConfig, ratio_limit: float | None = None
+) -> Correction:
+    """Weights and mask of the tokens.
+
+    Truncated importance sampling (Ionides 2008; IMPALA, arXiv 1802.01561, section 4.1):
+    min(exp d, token_tis), or min(exp(sum of d over the sequence), sequence_tis). Double-sided
+    mask of IcePop, arXiv 2510.18855: a token counts where low <= exp d <= high. Sequence masks:
+    the same for exp(sum of d) and for exp(mean of d). Staleness: times staleness_decay ** lag.
+    `ratio_limit` x masks tokens outside [1 / x, x].
+    """
+    difference = tokens.trainer - tokens.behaviour
+    sums = sequence_sums(difference, tokens.sequence, tokens.count)[tokens.sequence]
+    means = sequence_means(difference, tokens.sequence, tokens.count)[tokens.sequence]
+    weights = config.staleness_decay ** tokens.staleness.to(difference.dtype)
+    weights = weights * _truncated(difference, config.token_tis)
+    weights = weights * _truncated(sums, config.sequence_tis)
+    limit = (1 / ratio_limit, ratio_limit) if ratio_limit is not None else None
+    kept = _within(difference, config.token_mask) & _within(difference, limit)
+    kept &= _within(sums, config.sequence_mask_product)
+    kept &= _within(means, config.sequence_mask_geometric)
+    return Correction(weights, kept)
+
+
+def _truncated(log_ratio: Tensor, cap: float | None) -> Tensor:
+    """min(exp(log_ratio), cap), 1 without a cap; never overflows."""
+    if cap is None:
+        return torch.ones_like(log_ratio)
+    return log_ratio.clamp(max=math.log(cap)).exp()
+
+
+def _within(log_ratio: Tensor, bounds: tuple[float, float] | None) -> Tensor:
+    """Where low <= exp(log_ratio) <= high, or NaN; everywhere without bounds."""
+    if bounds is None:
+        return torch.ones_like(log_ratio, dtype=torch.bool)
+    low = math.log(bounds[0]) if bounds[0] > 0 else -math.inf
+    outside = (log_ratio < low) | (log_ratio > math.log(bounds[1]))
+    return ~outside

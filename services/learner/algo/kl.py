@@ -1,0 +1,42 @@
+"""Estimates of KL(policy || reference) from the tokens that were sampled."""
+
+import torch
+from torch import Tensor
+
+from services.learner.algorithm_config import KlConfig
+
+# exp() of more overflows in what follows.
+_MAX_LOG_RATIO = 20.0
+
+
+def kl_penalty(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:
+    """The estimate of each token [n], with its gradient by `logprobs`.
+
+    With d = logprobs - reference (joschu.net/blog/kl-approx.html):
+    k1 = d, unbiased; k2 = d^2 / 2, whose gradient is that of the KL in expectation on policy;
+    k3 = exp(-d) - 1 + d, unbiased and never negative, the one of GRPO (arXiv 2402.03300,
+    equation 4), |d| held within 20 for it; abs = |d|.
+
+    k1 as a term of the loss has a gradient of 0 in expectation: it belongs in the reward.
+    """
+    difference = logprobs - reference
+    if estimator == "k1":
+        return difference
+    if estimator == "k2":
+        return difference.square() / 2
+    if estimator == "abs":
+        return difference.abs()
+    if estimator == "k3":
+        held = difference.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+        return torch.expm1(-held) + held
+    raise ValueError(f"unknown KL estimator {estimator!r}: known are k1, k2, k3, abs")
+
+
+@torch.no_grad()
+def kl_rewards(logprobs: Tensor, reference: Tensor, config: KlConfig) -> Tensor:
+    """What is added to each token's reward [n]: -coefficient * KL estimate.
+
+    PPO with a KL in the reward, arXiv 2203.02155, equation 2; `logprobs` are the trainer's as the
+    step begins.
+    """
+    return -config.coefficient * kl_penalty(logprobs, reference, config.estimator)

@@ -1,0 +1,211 @@
+"""The whole objective of a policy update: loss, corrections, masks, KL penalty, entropy bonus.
+
+A step's `Objective` says what it needs to know beforehand; `on` makes it the weighted loss of
+one pack's tokens, in the form that the fused head takes.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from services.learner.algo.corrections import (
+    Correction,
+    CorrectionInput,
+    correct,
+    needs_sequences,
+    needs_trainer,
+)
+from services.learner.algo.kl import kl_penalty
+from services.learner.algo.losses import LOSSES, LossInput
+from services.learner.algorithm_config import AlgorithmConfig
+from services.learner.types import StepSettings
+
+
+@dataclass(frozen=True, slots=True)
+class PackTokens:
+    """The policy tokens of a pack, whole sequences; every tensor is [n]."""
+
+    # Logprobs of the policy that sampled.
+    behaviour: Tensor
+    advantages: Tensor
+    # Of each token in the loss, from `reductions`.
+    weights: Tensor
+    # int64: which of the pack's `count` sequences a token belongs to.
+    sequence: Tensor
+    count: int
+    # Versions by which the sequence's policy lagged.
+    staleness: Tensor
+    # Logprobs of the trainer as the step begins. None: the parameters have not moved since.
+    proximal: Tensor | None = None
+    # Logprobs of the reference policy, where `needs_reference`.
+    reference: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectiveSums:
+    """Sums over tokens, so that packs and ranks add up exactly."""
+
+    tokens: int = 0
+    # Where the loss's clip took effect.
+    clipped: int = 0
+    # Tokens, and sequences of which no token is left, that a correction masked.
+    masked: int = 0
+    masked_sequences: int = 0
+    sequences: int = 0
+    # Of the corrections' weights, and of the estimates of KL(policy || reference).
+    weight: float = 0.0
+    kl: float = 0.0
+
+    def __add__(self, other: "ObjectiveSums") -> "ObjectiveSums":
+        return ObjectiveSums(
+            self.tokens + other.tokens,
+            self.clipped + other.clipped,
+            self.masked + other.masked,
+            self.masked_sequences + other.masked_sequences,
+            self.sequences + other.sequences,
+            self.weight + other.weight,
+            self.kl + other.kl,
+        )
+
+
+class Objective:
+    """What one step's updates minimise. Raises ValueError for a loss that nobody registered."""
+
+    def __init__(self, config: AlgorithmConfig, settings: StepSettings | None = None) -> None:
+        self._config = config
+        self._ratio_limit = settings.ratio_limit if settings else None
+        self._loss = LOSSES.get(config.loss)
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the reference policy's logprobs are needed."""
+        return self._config.kl.coefficient > 0
+
+    @property
+    def needs_proximal(self) -> bool:
+        """Whether the trainer's logprobs must be computed before the first update.
+
+        Not for a single update: until it is made they are the ones that it computes anyway.
+        """
+        config = self._config
+        in_reward = self.needs_reference and config.kl.place == "reward"
+        wanted = config.proximal == "trainer" or needs_trainer(config.correction, self._ratio_limit)
+        return in_reward or (wanted and config.epochs * config.mini_batches > 1)
+
+    @property
+    def coupled(self) -> bool:
+        """Whether a token's loss depends on other logprobs of its sequence than its own."""
+        by_correction = needs_sequences(self._config.correction) and not self.needs_proximal
+        return LOSSES.coupled(self._config.loss) or by_correction
+
+    @property
+    def moves_without_advantage(self) -> bool:
+        """Whether tokens with advantage 0 have a gradient too."""
+        in_loss = self.needs_reference and self._config.kl.place == "loss"
+        return in_loss or self._config.entropy_coefficient != 0
+
+    def on(self, tokens: PackTokens) -> "PackLoss":
+        """The loss of one pack. Raises ValueError when the reference's logprobs are missing."""
+        if self.needs_reference and tokens.reference is None:
+            raise ValueError("a KL penalty needs the reference policy's logprobs")
+        return PackLoss(self._config, self._ratio_limit, tokens)
+
+
+class PackLoss:
+    """The weighted loss of a pack's tokens, as the fused head asks for it, and what it saw.
+
+    `clipped`, `kept` (bool), `correction` and `kl` are [n], filled as the chunks are computed.
+    """
+
+    def __init__(
+        self, config: AlgorithmConfig, ratio_limit: float | None, tokens: PackTokens
+    ) -> None:
+        self._config = config
+        self._ratio_limit = ratio_limit
+        self._tokens = tokens
+        self._loss = LOSSES.get(config.loss)
+        self.clipped = torch.zeros_like(tokens.sequence, dtype=torch.bool)
+        self.kept = torch.zeros_like(self.clipped)
+        self.correction = torch.zeros_like(tokens.weights)
+        self.kl = torch.zeros_like(tokens.weights)
+        self._whole = (
+            None if tokens.proximal is None else self._correct(tokens.proximal, slice(None))
+        )
+
+    def __call__(self, logprobs: Tensor, span: slice) -> Tensor:
+        """Weighted loss of the tokens in `span`, with its gradient by `logprobs`.
+
+        A masked token has loss and gradient exactly 0, whatever its logprob. A logprob that is
+        NaN is never masked: the loss is then NaN, and the update must be refused.
+        """
+        tokens, config = self._tokens, self._config
+        correction = self._correction(logprobs.detach(), span)
+        kept = correction.kept
+        # Only kept tokens pass a gradient on, even where a derivative is not finite.
+        moving = torch.where(kept, logprobs, logprobs.detach())
+        result = self._loss(
+            LossInput(
+                moving,
+                self._old(logprobs.detach(), span),
+                tokens.advantages[span],
+                tokens.sequence[span],
+                tokens.count,
+            ),
+            config,
+        )
+        loss = result.loss * correction.weights
+        if tokens.reference is not None:
+            penalty = kl_penalty(moving, tokens.reference[span], config.kl.estimator)
+            self.kl[span] = penalty.detach()
+            if config.kl.place == "loss":
+                loss = loss + config.kl.coefficient * penalty
+        self.kept[span] = kept
+        self.clipped[span] = result.clipped & kept
+        self.correction[span] = correction.weights
+        return torch.where(kept, loss, 0.0) * tokens.weights[span]
+
+    def entropy_weights(self, span: slice) -> Tensor:
+        """What a nat of each token's entropy adds to the loss; after the loss of the same span.
+
+        The bonus of PPO, arXiv 1707.06347, equation 9.
+        """
+        weights = self._tokens.weights[span]
+        return torch.where(self.kept[span], -self._config.entropy_coefficient * weights, 0.0)
+
+    @property
+    def sums(self) -> ObjectiveSums:
+        """What the pack's tokens add to the metrics."""
+        tokens = self._tokens
+        left = torch.zeros(tokens.count, dtype=torch.int64, device=self.kept.device)
+        left.index_add_(0, tokens.sequence, self.kept.long())
+        return ObjectiveSums(
+            tokens=self.kept.numel(),
+            clipped=int(self.clipped.sum()),
+            masked=int((~self.kept).sum()),
+            masked_sequences=int((left == 0).sum()),
+            sequences=tokens.count,
+            weight=float(self.correction.double().sum()),
+            kl=float(self.kl.double().sum()),
+        )
+
+    def _old(self, now: Tensor, span: slice) -> Tensor:
+        if self._config.proximal == "behaviour":
+            return self._tokens.behaviour[span]
+        return now if self._tokens.proximal is None else self._tokens.proximal[span]
+
+    def _correction(self, now: Tensor, span: slice) -> Correction:
+        if self._whole is None:
+            return self._correct(now, span)
+        return Correction(self._whole.weights[span], self._whole.kept[span])
+
+    def _correct(self, trainer: Tensor, span: slice) -> Correction:
+        tokens = self._tokens
+        found = CorrectionInput(
+            trainer,
+            tokens.behaviour[span],
+            tokens.sequence[span],
+            tokens.count,
+            tokens.staleness[span],
+        )
+        return correct(found, self._config.correction, self._ratio_limit)

@@ -1,0 +1,58 @@
+"""Attempts that did not come to an end of their own: masked, or penalised by length."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.learner.algorithm_config import OverlongConfig
+from services.learner.types import StopReason
+
+
+def overlong_kept(
+    stop_reasons: Sequence[StopReason], lengths: Sequence[int], config: OverlongConfig
+) -> NDArray[np.bool_]:
+    """Which sequences are trained on: overlong filtering of DAPO, arXiv 2503.14476, section 3.4.
+
+    `lengths` are all tokens of each sequence, prompt and tools' included. What is masked leaves
+    the loss and its normalisation; its reward still counts in its group.
+    """
+    limit = config.mask_above_tokens
+    return np.array(
+        [
+            reason not in config.mask_stop_reasons and (limit is None or length <= limit)
+            for reason, length in zip(stop_reasons, lengths, strict=True)
+        ],
+        np.bool_,
+    )
+
+
+def soft_penalties(
+    group_ids: Sequence[str],
+    attempt_indices: Sequence[int],
+    policy_tokens: Sequence[int],
+    config: OverlongConfig,
+) -> NDArray[np.float64]:
+    """What is added to the reward of each sequence's attempt; the same for all its sequences.
+
+    soft_weight times DAPO, arXiv 2503.14476, equation 13, with n the policy tokens of the whole
+    attempt: 0 up to soft_limit - soft_buffer, then (soft_limit - soft_buffer - n) / soft_buffer
+    down to -1 at soft_limit, and -1 above.
+    """
+    if config.soft_limit is None:
+        return np.zeros(len(group_ids))
+    keys = list(zip(group_ids, attempt_indices, strict=True))
+    totals: dict[tuple[str, int], int] = {}
+    for key, tokens in zip(keys, policy_tokens, strict=True):
+        totals[key] = totals.get(key, 0) + tokens
+    lengths = np.array([totals[key] for key in keys], np.float64)
+    free = config.soft_limit - config.soft_buffer
+    return config.soft_weight * np.clip((free - lengths) / config.soft_buffer, -1.0, 0.0)
+
+
+def without_signal(group_ids: Sequence[str], rewards: Sequence[float]) -> NDArray[np.bool_]:
+    """Which sequences belong to a group whose rewards are all equal, or that has one attempt."""
+    seen: dict[str, set[float]] = {}
+    for group, reward in zip(group_ids, rewards, strict=True):
+        seen.setdefault(group, set()).add(reward)
+    return np.array([len(seen[group]) == 1 for group in group_ids], np.bool_)

@@ -1,0 +1,68 @@
+"""Named estimators and losses, which a user's own module may add to.
+
+A module named in `algorithm.plugins` is imported by every rank before a name is looked up::
+
+    from services.learner.algo.advantages import ADVANTAGES, BatchRewards
+
+    @ADVANTAGES.register("centred")
+    def centred(batch: BatchRewards, config: AlgorithmConfig) -> list[TokenValues]: ...
+"""
+
+import difflib
+import importlib
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """What goes by a name in `[learner.algorithm]`."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._entries: dict[str, T] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name, sorted."""
+        return tuple(sorted(self._entries))
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """A decorator that adds what it decorates. Raises ValueError when the name is taken."""
+
+        def add(entry: T) -> T:
+            if name in self._entries:
+                raise ValueError(
+                    f"{self._kind} {name!r} is registered already: choose another name"
+                )
+            self._entries[name] = entry
+            return entry
+
+        return add
+
+    def get(self, name: str) -> T:
+        """What goes by `name`. Raises ValueError that names what there is."""
+        if name not in self._entries:
+            close = difflib.get_close_matches(name, self.names, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise ValueError(
+                f"unknown {self._kind} {name!r}: {hint}known are {', '.join(self.names)}; "
+                "one of your own is registered by a module that algorithm.plugins names"
+            )
+        return self._entries[name]
+
+
+def load_plugins(modules: Iterable[str]) -> None:
+    """Imports the modules, which register what they bring; twice is once.
+
+    Raises ValueError that names the module which cannot be imported.
+    """
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise ValueError(
+                f"algorithm.plugins: {module!r} cannot be imported: {error}; "
+                "it must lie on PYTHONPATH of the learner"
+            ) from error
