@@ -6,7 +6,7 @@ Nothing here imports torch: the service reads it too. Papers and equations stand
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from services.common.config import Model, did_you_mean
 from services.learner.types import StopReason
@@ -121,17 +121,17 @@ class AlgorithmConfig(Model):
     overlong: OverlongConfig = OverlongConfig()
     critic: CriticConfig = CriticConfig()
 
-    @model_validator(mode="after")
-    def _names_are_known(self) -> Self:
-        """With plugins any name may be known: the ranks look it up when they start."""
-        chosen = (("advantage", self.advantage, ADVANTAGE_NAMES), ("loss", self.loss, LOSS_NAMES))
-        for key, name, known in chosen:
-            if name not in known and not self.plugins:
-                raise ValueError(
-                    f"unknown {key} {name!r}{did_you_mean(name, known)} (one of your own needs "
-                    "its module in algorithm.plugins)"
-                )
-        return self
+    @field_validator("advantage", "loss")
+    @classmethod
+    def _name_is_known(cls, name: str, info: ValidationInfo) -> str:
+        """With plugins any name may be known: the ranks look it up as they start."""
+        known = ADVANTAGE_NAMES if info.field_name == "advantage" else LOSS_NAMES
+        if name not in known and not info.data.get("plugins"):
+            raise ValueError(
+                f"unknown {info.field_name}{did_you_mean(name, known)} (the module that brings one "
+                "of your own is to be named in algorithm.plugins)"
+            )
+        return name
 
     @model_validator(mode="after")
     def _samples_are_corrected_once(self) -> Self:

@@ -113,10 +113,11 @@ def outcome_estimator(estimator: GroupEstimator) -> Estimator:
     """Every token of an attempt gets its attempt's advantage within its group."""
 
     def estimate(batch: BatchRewards, config: AlgorithmConfig) -> list[TokenValues]:
-        outcomes = [
-            r + float(t.sum()) for r, t in zip(_ends(batch), batch.token_rewards, strict=True)
-        ]
-        totals = {key: sum(outcomes[i] for i in rows) for key, rows in batch.attempts.items()}
+        penalties = [float(tokens.sum()) for tokens in batch.token_rewards]
+        totals = {
+            key: batch.rewards[rows[0]] + sum(penalties[i] for i in rows)
+            for key, rows in batch.attempts.items()
+        }
         values = _by_attempt(totals, estimator)
         keys = zip(batch.group_ids, batch.attempt_indices, batch.token_rewards, strict=True)
         return [np.full(len(tokens), values[group, attempt]) for group, attempt, tokens in keys]
@@ -132,8 +133,9 @@ for _name, _estimator in ESTIMATORS.items():
 def reinforce_pp(batch: BatchRewards, config: AlgorithmConfig) -> list[TokenValues]:
     """Returns from each token on, whitened over all policy tokens of the batch.
 
-    REINFORCE++, arXiv 2501.03262: the baseline and the scale are the whole batch's, not a
-    group's. Without a KL in the reward all tokens of an attempt have its reward as return.
+    REINFORCE++, arXiv 2501.03262: A_t = r - coefficient * (sum of the KL estimates from t on),
+    then (A_t - mean) / std. The baseline and the scale are the whole batch's, not a group's:
+    nothing is exactly 0 but a batch whose returns are all equal.
     """
     per_attempt = {key: returns_to_go(rewards) for key, rewards in _trajectories(batch).items()}
     return _whitened(batch, per_attempt)
@@ -178,14 +180,6 @@ def _check_reward(group: str, attempt: int, reward: float, known: Sequence[float
         raise ValueError(
             f"attempt {attempt} of group {group!r} has two rewards, {known[0]} and {reward}"
         )
-
-
-def _ends(batch: BatchRewards) -> list[float]:
-    """The attempt's reward at its last sequence, 0 at those before."""
-    ends = [0.0] * len(batch.rewards)
-    for rows in batch.attempts.values():
-        ends[rows[-1]] = float(batch.rewards[rows[-1]])
-    return ends
 
 
 def _by_attempt(

@@ -24,7 +24,7 @@ class Estimate:
 
 
 def returns_to_go(rewards: TokenValues) -> TokenValues:
-    """The sum of the rewards from each token on: equation 3 of 2501.03262 with discount 1."""
+    """The sum of the rewards from each token on, not discounted."""
     return np.cumsum(rewards[::-1])[::-1]
 
 

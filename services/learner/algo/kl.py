@@ -3,10 +3,8 @@
 import torch
 from torch import Tensor
 
+from services.learner.algo.losses import log_ratio
 from services.learner.algorithm_config import KlConfig
-
-# exp() of more overflows in what follows.
-_MAX_LOG_RATIO = 20.0
 
 
 def kl_penalty(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:
@@ -27,7 +25,7 @@ def kl_penalty(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:
     if estimator == "abs":
         return difference.abs()
     if estimator == "k3":
-        held = difference.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+        held = log_ratio(logprobs, reference)
         return torch.expm1(-held) + held
     raise ValueError(f"unknown KL estimator {estimator!r}: known are k1, k2, k3, abs")
 

@@ -96,29 +96,23 @@ class _FusedPolicyLoss(torch.autograd.Function):
         logprobs = hidden.new_empty(len(targets), dtype=precise)
         entropy = torch.empty_like(logprobs)
         loss = hidden.new_zeros((), dtype=precise)
-        slopes: Tensor | None = None
-        if plan.coupled:
-            scored = token_logprobs(hidden, weight, targets, temperature, chunk=plan.chunk)
-            loss, slopes = _value_and_slope(plan.objective, scored, slice(0, len(targets)))
+        derive = _derivation(plan, hidden, weight, targets, temperature)
         for span in _spans(len(targets), plan.chunk):
             log_probs = _log_softmax(hidden[span], head, temperature[span])
             logprobs[span] = log_probs.gather(1, targets[span, None]).squeeze(1)
-            if slopes is None:
-                part, slope = _value_and_slope(plan.objective, logprobs[span], span)
-                loss += part
-            else:
-                slope = slopes[span]
             probs = log_probs.exp()
             entropy[span] = -torch.linalg.vecdot(probs, log_probs)
-            bonus = plan.entropy_weights(span) if plan.entropy_weights else None
-            if bonus is not None:
+            values, slope = derive(logprobs[span], span)
+            loss += values.sum()
+            pull = slope[:, None]
+            if plan.entropy_weights is not None:
+                bonus = plan.entropy_weights(span)
                 loss += torch.dot(bonus, entropy[span])
-                log_probs = _entropy_gradient(
-                    probs, log_probs, entropy[span], bonus / temperature[span]
-                )
-            grad = _logit_gradient(probs, targets[span], slope / temperature[span])
-            if bonus is not None:
-                grad += log_probs
+                # d entropy / d logits = -p * (log p + entropy)
+                pull = log_probs.add_(entropy[span, None]).mul_(bonus[:, None]).add_(pull)
+            # slope * d logprob / d logits = slope * (onehot - p)
+            grad = probs.mul_(pull.neg() / temperature[span, None])
+            grad.scatter_add_(1, targets[span, None], (slope / temperature[span])[:, None])
             grad = grad.to(hidden.dtype)
             torch.mm(grad, head, out=grad_hidden[span])
             _accumulate(grad_weight, grad, hidden[span])
@@ -139,27 +133,25 @@ class _FusedPolicyLoss(torch.autograd.Function):
         )
 
 
-def _value_and_slope(
+def _derivation(
+    plan: _Plan, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: Tensor
+) -> Callable[[Tensor, slice], tuple[Tensor, Tensor]]:
+    """Gives the loss of each token of a chunk and the derivative by its logprob."""
+    if not plan.coupled:
+        return lambda logprobs, span: _values_and_slope(plan.objective, logprobs, span)
+    logprobs = token_logprobs(hidden, weight, targets, temperature, chunk=plan.chunk)
+    values, slope = _values_and_slope(plan.objective, logprobs, slice(0, len(targets)))
+    return lambda _, span: (values[span], slope[span])
+
+
+def _values_and_slope(
     objective: TokenObjective, logprobs: Tensor, span: slice
 ) -> tuple[Tensor, Tensor]:
-    """The summed objective of the span and its derivative by each logprob."""
     with torch.enable_grad():
         leaf = logprobs.detach().requires_grad_()
-        total = objective(leaf, span).sum()
-    (slope,) = torch.autograd.grad(total, leaf)
-    return total.detach(), slope
-
-
-def _entropy_gradient(probs: Tensor, log_probs: Tensor, entropy: Tensor, slope: Tensor) -> Tensor:
-    """slope * d entropy / d logits = -slope * p * (log p + H), written over `log_probs`."""
-    return log_probs.add_(entropy[:, None]).mul_(probs).mul_(-slope[:, None])
-
-
-def _logit_gradient(probs: Tensor, targets: Tensor, slope: Tensor) -> Tensor:
-    """slope * d logprob / d logits = slope * (onehot - probs), written over `probs`."""
-    grad = probs.mul_(-slope[:, None])
-    grad.scatter_add_(1, targets[:, None], slope[:, None])
-    return grad
+        values = objective(leaf, span)
+    (slope,) = torch.autograd.grad(values.sum(), leaf)
+    return values.detach(), slope
 
 
 def _accumulate(total: Tensor, grad: Tensor, hidden: Tensor) -> None:

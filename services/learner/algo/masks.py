@@ -1,5 +1,7 @@
 """Which tokens are trained on."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -28,3 +30,15 @@ def within_ratio(logprobs: Tensor, behaviour: Tensor, bounds: tuple[float, float
     low, high = torch.tensor(bounds, dtype=logprobs.dtype, device=logprobs.device).log()
     difference = logprobs - behaviour
     return (low <= difference) & (difference <= high)
+
+
+def without_signal(group_ids: Sequence[str], rewards: Sequence[float]) -> NDArray[np.bool_]:
+    """Which sequences belong to a group whose rewards are all equal, or that has one attempt.
+
+    Zero-variance masking: an estimator within groups gives them advantage 0, so that leaving
+    them out changes no gradient of the policy loss.
+    """
+    seen: dict[str, set[float]] = {}
+    for group, reward in zip(group_ids, rewards, strict=True):
+        seen.setdefault(group, set()).add(reward)
+    return np.array([len(seen[group]) == 1 for group in group_ids], np.bool_)

@@ -17,7 +17,7 @@ from services.learner.algo.corrections import (
     needs_trainer,
 )
 from services.learner.algo.kl import kl_penalty
-from services.learner.algo.losses import LOSSES, LossInput
+from services.learner.algo.losses import LOSSES, LossInput, PolicyLoss, TokenLoss
 from services.learner.algorithm_config import AlgorithmConfig
 from services.learner.types import StepSettings
 
@@ -109,7 +109,7 @@ class Objective:
         """The loss of one pack. Raises ValueError when the reference's logprobs are missing."""
         if self.needs_reference and tokens.reference is None:
             raise ValueError("a KL penalty needs the reference policy's logprobs")
-        return PackLoss(self._config, self._ratio_limit, tokens)
+        return PackLoss(self._loss, self._config, self._ratio_limit, tokens)
 
 
 class PackLoss:
@@ -119,12 +119,16 @@ class PackLoss:
     """
 
     def __init__(
-        self, config: AlgorithmConfig, ratio_limit: float | None, tokens: PackTokens
+        self,
+        loss: PolicyLoss,
+        config: AlgorithmConfig,
+        ratio_limit: float | None,
+        tokens: PackTokens,
     ) -> None:
+        self._loss = loss
         self._config = config
         self._ratio_limit = ratio_limit
         self._tokens = tokens
-        self._loss = LOSSES.get(config.loss)
         self.clipped = torch.zeros_like(tokens.sequence, dtype=torch.bool)
         self.kept = torch.zeros_like(self.clipped)
         self.correction = torch.zeros_like(tokens.weights)
@@ -139,31 +143,36 @@ class PackLoss:
         A masked token has loss and gradient exactly 0, whatever its logprob. A logprob that is
         NaN is never masked: the loss is then NaN, and the update must be refused.
         """
-        tokens, config = self._tokens, self._config
-        correction = self._correction(logprobs.detach(), span)
-        kept = correction.kept
+        now = logprobs.detach()
+        correction = self._correction(now, span)
         # Only kept tokens pass a gradient on, even where a derivative is not finite.
-        moving = torch.where(kept, logprobs, logprobs.detach())
-        result = self._loss(
-            LossInput(
-                moving,
-                self._old(logprobs.detach(), span),
-                tokens.advantages[span],
-                tokens.sequence[span],
-                tokens.count,
-            ),
-            config,
-        )
-        loss = result.loss * correction.weights
-        if tokens.reference is not None:
-            penalty = kl_penalty(moving, tokens.reference[span], config.kl.estimator)
-            self.kl[span] = penalty.detach()
-            if config.kl.place == "loss":
-                loss = loss + config.kl.coefficient * penalty
-        self.kept[span] = kept
-        self.clipped[span] = result.clipped & kept
+        moving = torch.where(correction.kept, logprobs, now)
+        result = self._policy_loss(moving, now, span)
+        loss = result.loss * correction.weights + self._penalty(moving, span)
+        self.kept[span] = correction.kept
+        self.clipped[span] = result.clipped & correction.kept
         self.correction[span] = correction.weights
-        return torch.where(kept, loss, 0.0) * tokens.weights[span]
+        return torch.where(correction.kept, loss, 0.0) * self._tokens.weights[span]
+
+    def _policy_loss(self, moving: Tensor, now: Tensor, span: slice) -> TokenLoss:
+        tokens = self._tokens
+        given = LossInput(
+            moving,
+            self._old(now, span),
+            tokens.advantages[span],
+            tokens.sequence[span],
+            tokens.count,
+        )
+        return self._loss(given, self._config)
+
+    def _penalty(self, moving: Tensor, span: slice) -> Tensor | float:
+        """The KL penalty's part of the loss; measured also where it is part of the reward."""
+        reference, kl = self._tokens.reference, self._config.kl
+        if reference is None:
+            return 0.0
+        penalty = kl_penalty(moving, reference[span], kl.estimator)
+        self.kl[span] = penalty.detach()
+        return kl.coefficient * penalty if kl.place == "loss" else 0.0
 
     def entropy_weights(self, span: slice) -> Tensor:
         """What a nat of each token's entropy adds to the loss; after the loss of the same span.

@@ -48,11 +48,3 @@ def soft_penalties(
     lengths = np.array([totals[key] for key in keys], np.float64)
     free = config.soft_limit - config.soft_buffer
     return config.soft_weight * np.clip((free - lengths) / config.soft_buffer, -1.0, 0.0)
-
-
-def without_signal(group_ids: Sequence[str], rewards: Sequence[float]) -> NDArray[np.bool_]:
-    """Which sequences belong to a group whose rewards are all equal, or that has one attempt."""
-    seen: dict[str, set[float]] = {}
-    for group, reward in zip(group_ids, rewards, strict=True):
-        seen.setdefault(group, set()).add(reward)
-    return np.array([len(seen[group]) == 1 for group in group_ids], np.bool_)
