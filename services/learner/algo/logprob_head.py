@@ -150,7 +150,7 @@ def _values_and_slope(
     with torch.enable_grad():
         leaf = logprobs.detach().requires_grad_()
         values = objective(leaf, span)
-    (slope,) = torch.autograd.grad(values.sum(), leaf)
+        (slope,) = torch.autograd.grad(values.sum(), leaf)
     return values.detach(), slope
 
 
