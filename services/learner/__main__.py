@@ -1,5 +1,6 @@
 """The learner: gives out groups to sample, takes trajectories back, trains and publishes."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 from services.common.main import RegistryContract, Runtime, entry
@@ -9,11 +10,9 @@ from services.learner.config import LearnerConfig
 def _load() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
     from services.learner.adapters.model_folder import tokenizer_digest_of
     from services.learner.adapters.ranks_local import LocalRanks
-    from services.learner.adapters.trackers_console import ConsoleTracker
-    from services.learner.adapters.trackers_jsonl import JsonlTracker
+    from services.learner.adapters.trackers import trackers_of
     from services.learner.adapters.weights_shm import WeightServer
     from services.learner.assemble import Vendors, run_learner
-    from services.learner.metrics.trackers import Trackers
 
     async def run(runtime: Runtime[LearnerConfig]) -> None:
         logs = runtime.run_dir / "logs"
@@ -21,14 +20,15 @@ def _load() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
         digest = tokenizer_digest_of(policy)
         ranks = LocalRanks(runtime.run_id, policy, runtime.config, logs / "learner-rank-0.log")
         weights = WeightServer(runtime.run_id, logs / "learner-weights.log")
-        tracker = Trackers([JsonlTracker(runtime.run_dir / "metrics.jsonl"), ConsoleTracker()])
+        tracking = runtime.config.tracking
+        tracker = trackers_of(tracking, runtime.run_id, runtime.run_dir, runtime.spec)
         try:
             address = await weights.start(runtime.token)
             await run_learner(runtime, Vendors(ranks, tracker, digest, weights, address))
         finally:
             await ranks.close()
             await weights.close()
-            tracker.close()
+            await asyncio.to_thread(tracker.close)
 
     return run
 

@@ -28,6 +28,7 @@ from services.learner.journal.store import Journal, open_journal
 from services.learner.journal.writer import JournalError
 from services.learner.loop import Loop
 from services.learner.metrics.meters import shower
+from services.learner.metrics.recorder import tracked_run
 from services.learner.parts import Parts
 from services.learner.policy_service import PolicyService
 from services.learner.ports import Ranks, Snapshots, Tracker
@@ -216,6 +217,8 @@ async def _parts(
 ) -> Parts:
     config = runtime.config
     meta = await journal.meta()
+    tracked = await tracked_run(journal)
+    await asyncio.to_thread(vendors.tracker.open, tracked)
     return Parts(
         config=config,
         seed=runtime.shared.seed,
@@ -225,9 +228,16 @@ async def _parts(
         dispatcher=dispatcher,
         broadcast=broadcast,
         snapshots=vendors.snapshots,
-        checkpoints=Checkpoints(runtime.run_dir, journal, keep=config.checkpoint.keep),
+        checkpoints=Checkpoints(
+            runtime.run_dir,
+            journal,
+            run_id=runtime.run_id,
+            run_epoch=dispatcher.run_epoch,
+            keep=config.checkpoint.keep,
+        ),
         eval_sets=eval_sets,
         tracker=vendors.tracker,
+        tracked=tracked,
         status=status,
         clock=RunClock.resumed(meta.get("seconds", {})),
         watchdog=runtime.watchdog,

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from services.common.config import Model
 from services.learner.algorithm_config import AlgorithmConfig
+from services.learner.metrics.config import TrackingConfig
 from services.learner.rank.config import RankConfig
 
 EvalMoment = Literal["before", "during", "after"]
@@ -139,6 +140,7 @@ class LearnerConfig(Model):
     rank: RankConfig = RankConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     eval: EvalConfig = EvalConfig()
+    tracking: TrackingConfig = TrackingConfig()
 
     @model_validator(mode="after")
     def _a_group_can_be_complete(self) -> Self:

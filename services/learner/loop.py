@@ -26,7 +26,7 @@ from services.learner.evaluation.schedule import Evaluations
 from services.learner.groups.batcher import Batch, train_batch
 from services.learner.journal.rows import accounts
 from services.learner.journal.schema import Plan
-from services.learner.metrics.step import StepMetrics, step_times
+from services.learner.metrics.recorder import Recorder
 from services.learner.parts import Parts
 from services.learner.status import Phase
 from services.learner.summary import write_summary
@@ -52,7 +52,7 @@ class Loop:
         self._saved_step = 0
         self._watch = Stopwatch()
         self._evals = Evaluations(parts)
-        self._metrics = StepMetrics(parts.dispatcher)
+        self._recorder = Recorder(parts)
 
     async def run(self) -> bool:
         """True when every step and evaluation is done, False when drained before that."""
@@ -92,7 +92,7 @@ class Loop:
                 raise ReplayError(f"the journal has no plan for step {self._version + 1}")
             if not await self._catch_up():
                 return False
-            await self._train(plan)
+            await self._recorder.replayed(plan.step, await self._train(plan))
             parts.status.update({}, step=self._version)
         parts.status.update({}, step=self._version)
         _log.info("loaded", parameters=info.parameters, step=self._version)
@@ -149,12 +149,17 @@ class Loop:
         await self._publish(batch)
         if self._due(self._config.checkpoint.every):
             await self._checkpoint()
-        await self._record(batch, base, result, sync)
+        await self._recorder.step(batch, result, self._watch.lap(), sync, base=base)
         await self._begin_eval()
         return True
 
     async def _train(self, plan: Plan) -> StepResult:
-        attempts = await self._parts.journal.load(plan.attempts)
+        attempts = await self._parts.journal.load_intact(plan.attempts)
+        if not attempts:
+            raise ReplayError(
+                f"no trajectory of step {plan.step} is what was journaled: restore the journal"
+                " from a copy, or start a new run"
+            )
         if any(not attempt.sequences for attempt in attempts):
             raise ReplayError(
                 f"the trajectories of step {plan.step} were pruned, and no checkpoint after it"
@@ -197,25 +202,6 @@ class Loop:
         with self._watch.stage("checkpoint"), self._parts.watchdog.stage("checkpoint"):
             await self._parts.checkpoints.save(self._parts.ranks, self._version)
         self._saved_step = self._version
-
-    async def _record(
-        self, batch: Batch, base: int, result: StepResult, sync: float | None
-    ) -> None:
-        """Log the step's metrics."""
-        parts = self._parts
-        stages, whole = self._watch.lap()
-        parts.clock.step_done(whole)
-        await parts.journal.set_meta({"seconds": parts.clock.seconds})
-        for group in batch.all_groups:
-            parts.dispatcher.tally.trained(group)
-        times = step_times(batch, stages, whole, sync)
-        logged = self._metrics.of(batch, base, times)
-        logged.update(result.metrics)
-        logged["policy/skipped"] = float(result.skipped)
-        first = parts.clock.to_first_step
-        logged["timing/to_first_step"] = first if first is not None else 0.0
-        parts.tracker.log(self._version, logged)
-        parts.status.update(logged, step=self._version)
 
     async def _finish(self) -> bool:
         if self._saved_step < self._version:

@@ -13,7 +13,7 @@ from services.learner.config import LearnerConfig
 from services.learner.evaluation.report import EvalSet
 from services.learner.groups.dispatcher import Dispatcher
 from services.learner.journal.store import Journal
-from services.learner.ports import Ranks, Snapshots, Tracker
+from services.learner.ports import Ranks, Snapshots, TrackedRun, Tracker
 from services.learner.status import Status
 
 
@@ -33,6 +33,7 @@ class Parts:
     checkpoints: Checkpoints
     eval_sets: Sequence[EvalSet]
     tracker: Tracker
+    tracked: TrackedRun
     status: Status
     clock: RunClock
     watchdog: Watchdog

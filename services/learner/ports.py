@@ -1,11 +1,14 @@
 """What the learner needs from the world, in its own words."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from services.learner.guard.types import Comparison
 from services.learner.types import (
     CheckpointFiles,
+    Histogram,
     ModelInfo,
     PolicyId,
     Publication,
@@ -32,6 +35,14 @@ class Ranks(Protocol):
         """Make the optimizer updates of one step. Deterministic given state and batch."""
         ...
 
+    async def compare(self, batch: TrainBatch, *, diagnose: bool = False) -> Comparison:
+        """Score a batch again, each sequence with the weights of version `batch.step - 1 -
+        staleness`, and compare with the behaviour logprobs. Changes nothing.
+
+        With `diagnose`, find out what would explain a difference; that takes many passes.
+        """
+        ...
+
     async def publish(self, version: int) -> Publication:
         """Write the current weights into shared memory and score the canary."""
         ...
@@ -53,12 +64,33 @@ class Snapshots(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class TrackedRun:
+    """What a tracker has to know of the run's earlier starts, from the journal."""
+
+    # The same in every start of a run, and of no other run.
+    tracker_id: str
+    resumed: bool = False
+    # The newest step whose metrics were logged.
+    logged_step: int = 0
+
+
 class Tracker(Protocol):
     """Where metrics go. `step` is the number of optimizer steps behind the policy."""
 
-    def log(self, step: int, metrics: dict[str, float]) -> None: ...
+    def open(self, run: TrackedRun) -> None:
+        """Get ready, once, before the first point. Raises ConfigError for what a user must mend."""
+        ...
 
-    def close(self) -> None: ...
+    def log(
+        self, step: int, metrics: Mapping[str, float], histograms: Mapping[str, Histogram]
+    ) -> None:
+        """Take a point. Never blocks and never raises for what the network or a disk does."""
+        ...
+
+    def close(self) -> None:
+        """Write down what is left; also when it was never opened."""
+        ...
 
 
 class RemoteError(Exception):

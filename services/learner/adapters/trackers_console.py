@@ -1,6 +1,10 @@
 """The few metrics that a person follows, as one log line a step."""
 
+from collections.abc import Mapping
+
 from services.common.log import get_logger
+from services.learner.ports import TrackedRun
+from services.learner.types import Histogram
 
 _log = get_logger(__name__)
 
@@ -18,7 +22,12 @@ _SHOWN = {
 class ConsoleTracker:
     """Implements `Tracker`."""
 
-    def log(self, step: int, metrics: dict[str, float]) -> None:
+    def open(self, run: TrackedRun) -> None:
+        """The log is there already."""
+
+    def log(
+        self, step: int, metrics: Mapping[str, float], histograms: Mapping[str, Histogram]
+    ) -> None:
         shown = {
             short: round(metrics[name], 4) for short, name in _SHOWN.items() if name in metrics
         }

@@ -96,7 +96,7 @@ class Evaluations:
         await parts.journal.evaluated(evaluation.eval_id, evaluation.moment, version, report)
         self.reports[evaluation.eval_id] = report
         logged = eval_metrics(report)
-        parts.tracker.log(version, logged)
+        parts.tracker.log(version, logged, {})
         parts.status.update(logged)
         if parts.status.phase is Phase.EVALUATING:
             parts.status.enter(Phase.SAMPLING)

@@ -1,8 +1,9 @@
 """Several trackers as one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from services.learner.ports import Tracker
+from services.learner.ports import TrackedRun, Tracker
+from services.learner.types import Histogram
 
 
 class Trackers:
@@ -11,9 +12,15 @@ class Trackers:
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._trackers = trackers
 
-    def log(self, step: int, metrics: dict[str, float]) -> None:
+    def open(self, run: TrackedRun) -> None:
         for tracker in self._trackers:
-            tracker.log(step, metrics)
+            tracker.open(run)
+
+    def log(
+        self, step: int, metrics: Mapping[str, float], histograms: Mapping[str, Histogram]
+    ) -> None:
+        for tracker in self._trackers:
+            tracker.log(step, metrics, histograms)
 
     def close(self) -> None:
         for tracker in self._trackers:

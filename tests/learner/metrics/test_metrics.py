@@ -202,7 +202,7 @@ def test_trained_tokens_per_second_leave_filtered_groups_out() -> None:
 
 def test_what_is_not_finite_is_null_in_the_metrics_file(tmp_path: Path) -> None:
     tracker = JsonlTracker(tmp_path / "metrics.jsonl")
-    tracker.log(1, {"a": math.nan, "b": math.inf, "c": 1.0})
+    tracker.log(1, {"a": math.nan, "b": math.inf, "c": 1.0}, {})
     tracker.close()
 
     def refuse(text: str) -> None:

@@ -1,0 +1,105 @@
+"""A tracker in a thread of its own, so that a slow or broken one never holds up training."""
+
+import queue
+import threading
+import time
+from collections.abc import Mapping
+
+from services.common.log import get_logger
+from services.learner.ports import TrackedRun, Tracker
+from services.learner.types import Histogram
+
+_log = get_logger(__name__)
+_Point = tuple[int, Mapping[str, float], Mapping[str, Histogram]]
+
+
+class BackgroundTracker:
+    """Hands points to another tracker through a bounded queue. Implements `Tracker`.
+
+    Points that find the queue full, or that the tracker fails on, are lost, counted and told of
+    once, and once more when points get through again.
+    """
+
+    def __init__(
+        self, tracker: Tracker, name: str, *, capacity: int = 1024, close_s: float = 30.0
+    ) -> None:
+        """`close_s` bounds how long the end of a run waits for the points that are left."""
+        self._tracker = tracker
+        self._name = name
+        self._queue: queue.Queue[_Point | None] = queue.Queue(capacity)
+        self._close_s = close_s
+        self._thread = threading.Thread(target=self._work, name=f"tracker-{name}", daemon=True)
+        self._lock = threading.Lock()
+        self._failing = False
+        self.dropped = 0
+
+    def open(self, run: TrackedRun) -> None:
+        self._tracker.open(run)
+        self._thread.start()
+
+    def log(
+        self, step: int, metrics: Mapping[str, float], histograms: Mapping[str, Histogram]
+    ) -> None:
+        try:
+            self._queue.put_nowait((step, dict(metrics), dict(histograms)))
+        except queue.Full:
+            self._lost(step, "it is slower than the run")
+
+    def close(self) -> None:
+        """Wait for what is queued, a bounded time."""
+        if self._thread.ident is None:
+            self._tracker.close()
+            return
+        if not self._ended():
+            _log.warning(
+                "a tracker does not come to its end; the newest points may be missing",
+                tracker=self._name,
+                queued=self._queue.qsize(),
+            )
+        if self.dropped:
+            _log.warning("a tracker lost points", tracker=self._name, points=self.dropped)
+
+    def _ended(self) -> bool:
+        deadline = time.monotonic() + self._close_s
+        try:
+            self._queue.put(None, timeout=self._close_s)
+        except queue.Full:
+            return False
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        return not self._thread.is_alive()
+
+    def _work(self) -> None:
+        while (point := self._queue.get()) is not None:
+            try:
+                self._tracker.log(*point)
+            except Exception as error:  # noqa: BLE001 - vendors raise what they like
+                self._lost(point[0], repr(error)[:500])
+            else:
+                self._got_through(point[0])
+        try:
+            self._tracker.close()
+        except Exception as error:  # noqa: BLE001 - the same, and the run is over and well
+            _log.warning("a tracker failed at its end", tracker=self._name, error=repr(error)[:500])
+
+    def _lost(self, step: int, why: str) -> None:
+        with self._lock:
+            self.dropped += 1
+            first, self._failing = not self._failing, True
+        if first:
+            _log.warning(
+                "a tracker loses points; training goes on without it",
+                tracker=self._name,
+                since_step=step,
+                error=why,
+            )
+
+    def _got_through(self, step: int) -> None:
+        with self._lock:
+            again, self._failing = self._failing, False
+        if again:
+            _log.info(
+                "a tracker takes points again",
+                tracker=self._name,
+                since_step=step,
+                lost=self.dropped,
+            )

@@ -1,0 +1,55 @@
+"""How the values behind the means of a step are spread."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from services.learner.groups.batcher import ReadyGroup, Record
+from services.learner.types import Histogram
+
+_BINS = 32
+
+
+def histogram(values: Iterable[float], bins: int = _BINS) -> Histogram | None:
+    """Equal bins from the least to the greatest value, those within their bins; None of nothing.
+
+    Bins of whole numbers that lie close together are one wide. What is not finite is left out.
+    """
+    found = np.fromiter(values, np.float64)
+    found = found[np.isfinite(found)]
+    if not len(found):
+        return None
+    low, high = float(found.min()), float(found.max())
+    if np.equal(found, np.round(found)).all() and high - low < bins:
+        edges = np.arange(low, high + 2.0)
+    else:
+        # The greatest value belongs into the last bin, whose upper edge is open.
+        edges = np.linspace(low, np.nextafter(high, np.inf) if high > low else low + 1.0, bins + 1)
+    counts, _ = np.histogram(found, edges)
+    return Histogram(tuple(edges.tolist()), tuple(counts.tolist()))
+
+
+def step_histograms(groups: Sequence[ReadyGroup], version: int) -> dict[str, Histogram]:
+    """Over the step's graded attempts, those of filtered groups included.
+
+    - reward/distribution: r
+    - environment/turns, environment/policy_tokens: turns and tokens of the policy's own
+    - environment/episode_seconds: opening, generating, tools and grading
+    - async/staleness: `version` minus the oldest version that wrote any of it
+    """
+    records = [record for group in groups for record in group.graded]
+    spread = {
+        "reward/distribution": histogram(r for group in groups for r in group.rewards),
+        "environment/turns": histogram(r.trajectory.counts.turns for r in records),
+        "environment/policy_tokens": histogram(r.policy_tokens for r in records),
+        "environment/episode_seconds": histogram(_seconds(r) for r in records),
+        "async/staleness": histogram(
+            version - r.oldest_version for r in records if r.oldest_version is not None
+        ),
+    }
+    return {name: shape for name, shape in spread.items() if shape is not None}
+
+
+def _seconds(record: Record) -> float:
+    counts, turns = record.trajectory.counts, record.trajectory.turns
+    return counts.open_s + counts.grade_s + sum(t.generate_s + t.tools_s for t in turns)
