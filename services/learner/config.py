@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from services.common.config import Model
 from services.learner.algorithm_config import AlgorithmConfig
+from services.learner.guard.config import GuardConfig
 from services.learner.metrics.config import TrackingConfig
 from services.learner.rank.config import RankConfig
 
@@ -138,6 +139,7 @@ class LearnerConfig(Model):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     rank: RankConfig = RankConfig()
+    guard: GuardConfig = GuardConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     eval: EvalConfig = EvalConfig()
     tracking: TrackingConfig = TrackingConfig()

@@ -10,7 +10,15 @@ from pathlib import Path
 import numpy as np
 
 from services.common.fingerprint import TensorEntry, checksum64, fingerprint
-from services.learner.types import CheckpointFiles, ModelInfo, Publication, StepResult, TrainBatch
+from services.learner.guard.types import Comparison, Hypothesis
+from services.learner.types import (
+    CheckpointFiles,
+    ModelInfo,
+    Publication,
+    StepResult,
+    TrainBatch,
+    VersionMismatch,
+)
 
 VOCAB_SIZE = 64
 _SIZE = 16
@@ -36,6 +44,9 @@ class FakeRanks:
         self.parameters = np.zeros(_SIZE, dtype=np.uint64)
         self.step = 0
         self.trained: list[TrainBatch] = []
+        # How far every engine is off in every token, and what would explain it.
+        self.abs_diff = 0.0
+        self.hypotheses: tuple[Hypothesis, ...] = ()
 
     async def start(self, checkpoint: Path | None) -> ModelInfo:
         self._before("start")
@@ -61,6 +72,20 @@ class FakeRanks:
         self.trained.append(batch)
         self._before("trained")
         return StepResult({"policy/loss": 0.0}, self._train_s, skipped=False)
+
+    async def compare(self, batch: TrainBatch, *, diagnose: bool = False) -> Comparison:
+        tokens: dict[int, int] = {}
+        for sequence in batch.sequences:
+            version = batch.step - 1 - sequence.staleness
+            tokens[version] = tokens.get(version, 0) + int(sequence.policy_mask.sum())
+        off = self.abs_diff
+        return Comparison(
+            versions={
+                v: VersionMismatch(n, off * off / 2, off, off, off) for v, n in tokens.items()
+            },
+            sequences=(off,) * len(batch.sequences),
+            hypotheses=self.hypotheses if diagnose else (),
+        )
 
     async def publish(self, version: int) -> Publication:
         self._before("publish")

@@ -1,11 +1,16 @@
 """How far the trainer's policy is from the one that sampled the tokens."""
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from services.learner.algo.losses import log_ratio
+from services.learner.types import VersionMismatch
+
+# exp() of a larger log-ratio says nothing but "far off" and overflows in sums.
+_MAX_LOG_RATIO = 20.0
+_TAIL = 0.999
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,7 @@ def measure(logprobs: Tensor, behaviour: Tensor, kept: Tensor) -> Mismatch:
     """
     if logprobs.numel() == 0:
         return Mismatch()
-    delta = log_ratio(logprobs.double(), behaviour.double())
+    delta = _log_ratio(logprobs, behaviour)
     ratio = delta.exp()
     return Mismatch(
         tokens=logprobs.numel(),
@@ -57,3 +62,37 @@ def measure(logprobs: Tensor, behaviour: Tensor, kept: Tensor) -> Mismatch:
         max_ratio=float(ratio.max()),
         masked=int(torch.count_nonzero(~kept)),
     )
+
+
+def distribution(logprobs: Tensor, behaviour: Tensor) -> VersionMismatch:
+    """The same of all tokens of one version at once, with how the differences are spread.
+
+    Both [n], n at least 1. A logprob that is not finite on either side makes every figure
+    infinite: it agrees with nothing.
+    """
+    difference = logprobs.double() - behaviour.double()
+    if not bool(torch.isfinite(difference).all()):
+        worst = float("inf")
+        return VersionMismatch(logprobs.numel(), worst, worst, worst, worst)
+    delta = _log_ratio(logprobs, behaviour)
+    size = difference.abs()
+    return VersionMismatch(
+        tokens=size.numel(),
+        kl=float((delta.exp() - 1 - delta).mean()),
+        abs_diff=float(size.mean()),
+        abs_diff_tail=_quantile(size, _TAIL),
+        abs_diff_max=float(size.max()),
+    )
+
+
+def _log_ratio(logprobs: Tensor, behaviour: Tensor) -> Tensor:
+    """log(trainer / behaviour), bounded, float64."""
+    return (logprobs.double() - behaviour.double()).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+
+
+def _quantile(values: Tensor, q: float) -> float:
+    """The smallest value that a share `q` of all values does not exceed.
+
+    torch.quantile refuses more than 16 million values.
+    """
+    return float(values.sort().values[math.ceil(q * values.numel()) - 1])

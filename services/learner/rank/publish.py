@@ -4,7 +4,7 @@ import json
 import mmap
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,13 +79,34 @@ class WeightSlots:
         self.paths = slot_paths(folder, run_id)
         self._buffers = [_create(path, header, self.total_bytes) for path in self.paths]
         self._inodes = [path.stat().st_ino for path in self.paths]
+        # The version in each slot that has been written.
+        self._written: dict[int, int] = {}
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Those whose weights are still here, oldest first."""
+        return tuple(sorted(self._written.values()))
+
+    def tensors(self, version: int) -> Iterator[tuple[str, Tensor]]:
+        """Views of a version's weights by name, in the dtype that they were published in.
+
+        Raises KeyError when the version is not in a slot any more.
+        """
+        slot = version % SLOTS
+        if self._written.get(slot) != version:
+            raise KeyError(version)
+        for place in self._places:
+            raw = self._buffers[slot][place.start : place.end]
+            yield place.name, raw.view(self._dtype).view(place.shape)
 
     @torch.no_grad()
     def write(self, version: int) -> tuple[Path, bytes, tuple[TensorEntry, ...]]:
         """Writes the weights as they are now: path, fingerprint and manifest."""
         slot = version % SLOTS
         buffer = self._buffers[slot]
+        self._written.pop(slot, None)
         entries = tuple(self._copy(buffer, place) for place in self._places)
+        self._written[slot] = version
         return self.paths[slot], fingerprint(entries, self.total_bytes), entries
 
     def _copy(self, buffer: Tensor, place: _Place) -> TensorEntry:

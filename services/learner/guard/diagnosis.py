@@ -1,0 +1,119 @@
+"""Which setting explains that an engine disagrees with the trainer. No I/O."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.common.spec import PolicyConfig
+from services.learner.guard.types import Band, Comparison, Hypothesis, Setting
+from services.learner.types import VersionMismatch
+
+# An explanation leaves this share of the error at most.
+_LEFT = 0.1
+# Two computations in one coarse dtype differ about as much as each from a fine one.
+_ALIKE = 3.0
+# The finest first. A finer engine cannot be further off than the trainer's own rounding.
+_COARSENESS = ("float32", "float16", "bfloat16")
+_FIXES: dict[Setting, str] = {
+    "temperature": (
+        "have the engine report logprobs of the distribution that it samples from, at"
+        ' learner.temperature (vLLM: logprobs_mode = "processed_logprobs", no other penalties)'
+    ),
+    "dtype": "serve the policy in policy.dtype, or set policy.dtype to what the engine computes in",
+    "rope": (
+        "give the engine the model's config.json with policy.rope_scaling laid over it, as the"
+        " trainer has it"
+    ),
+    "head": "have the engine take the output head, tied or not, from every update",
+    "weights": "have the engine load the published weights, and serve nothing before",
+}
+_NO_FIX = "compare the engine's options and its model's config.json with the trainer's"
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """`setting` is None when no single one explains the error."""
+
+    setting: Setting | None
+    sentence: str
+    fix: str
+
+
+def diagnose(
+    found: VersionMismatch, comparison: Comparison, policy: PolicyConfig, temperature: float
+) -> Diagnosis:
+    """`found` is the mismatch that `comparison.hypotheses` were tried on."""
+    best = _exact(found, comparison.hypotheses) or _rounding(found, comparison, policy.dtype)
+    grows = _growth(comparison.bands)
+    if best is None:
+        closest = min(comparison.hypotheses, key=lambda h: h.residual, default=None)
+        return Diagnosis(None, f"no single setting explains it{grows}{_closest(closest)}", _NO_FIX)
+    sentence = f"{_sentence(best, policy, temperature)} (error then {best.residual:.2g}){grows}"
+    return Diagnosis(best.setting, sentence, _FIXES[best.setting])
+
+
+def _exact(found: VersionMismatch, hypotheses: Sequence[Hypothesis]) -> Hypothesis | None:
+    """The one that leaves least of the error, if that is little."""
+    tried = [h for h in hypotheses if h.setting != "dtype"]
+    best = min(tried, key=lambda h: h.residual, default=None)
+    return best if best and best.residual <= _LEFT * found.abs_diff else None
+
+
+def _rounding(found: VersionMismatch, comparison: Comparison, dtype: str) -> Hypothesis | None:
+    """The coarser dtype whose rounding is of the error's size. Rounding cannot be repeated by
+    another implementation, so that its residual says nothing."""
+
+    def distance(hypothesis: Hypothesis) -> float:
+        if not (hypothesis.effect > 0 and 0 < found.abs_diff < math.inf):
+            return math.inf
+        return abs(math.log(found.abs_diff / hypothesis.effect))
+
+    own = _COARSENESS.index(dtype)
+    coarser = [
+        h
+        for h in comparison.hypotheses
+        if h.setting == "dtype" and _COARSENESS.index(h.value) > own
+    ]
+    best = min(coarser, key=distance, default=None)
+    return best if best and distance(best) <= math.log(_ALIKE) else None
+
+
+def _sentence(best: Hypothesis, policy: PolicyConfig, temperature: float) -> str:
+    match best.setting:
+        case "temperature":
+            return (
+                f"temperature differs: the engine's logprobs are those of {best.value},"
+                f" learner.temperature is {temperature:g}"
+            )
+        case "dtype":
+            return (
+                f"dtype differs: the error is as large as computing in {best.value} makes it,"
+                f" policy.dtype is {policy.dtype}"
+            )
+        case "rope":
+            return f"rope differs: the engine encodes positions {_as(best.value)}"
+        case "head":
+            return f"the output head differs: the engine's is {best.value}"
+        case "weights":
+            return f"the weights differ: the engine's are {best.value}"
+
+
+def _as(value: str) -> str:
+    return value if value.startswith("without") else f"with {value}"
+
+
+def _growth(bands: Sequence[Band]) -> str:
+    if len(bands) < 2:
+        return ""
+    near, far = bands[0], bands[-1]
+    return (
+        f"; off by {near.abs_diff:.2g} on average before position {far.start},"
+        f" by {far.abs_diff:.2g} from there on"
+    )
+
+
+def _closest(hypothesis: Hypothesis | None) -> str:
+    if hypothesis is None:
+        return ""
+    what = f"{hypothesis.setting} {hypothesis.value}"
+    return f"; closest is {what}, which leaves {hypothesis.residual:.2g}"

@@ -1,0 +1,322 @@
+"""The mismatch guard of one start of a learner: what it asks, judges, remembers and orders."""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.common.log import get_logger
+from services.common.spec import PolicyConfig
+from services.learner.config import LearnerConfig
+from services.learner.groups.batcher import Batch
+from services.learner.guard.bounds import rules_of
+from services.learner.guard.chart import Bound, Chart, Excess, Level, Verdict
+from services.learner.guard.diagnosis import diagnose
+from services.learner.guard.probes import canary_row, probe_batch, start_probes
+from services.learner.guard.report import Finding, MismatchError, write_report
+from services.learner.guard.samples import Sample, samples, spread
+from services.learner.guard.types import Comparison, Probe, ProbeResult
+from services.learner.journal.store import Journal
+from services.learner.ports import RankError, Ranks
+from services.learner.types import (
+    PolicyId,
+    Publication,
+    StepSettings,
+    TrainBatch,
+    TrainSequence,
+    VersionMismatch,
+)
+
+_log = get_logger(__name__)
+META = "guard"
+# An engine may be torn once; one that was loaded anew and still disagrees is set up otherwise.
+_REFUSALS = 2
+_HISTORY = 64
+_PLAIN = StepSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """What becomes of a batch: trained with `settings`, or dropped for a sampling anew, or
+    neither: the run is stopped."""
+
+    settings: StepSettings = _PLAIN
+    resync: bool = False
+    stop: MismatchError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What an engine reported of a policy that it had loaded."""
+
+    worker_id: str
+    policy: PolicyId
+    canary: NDArray[np.float32]
+    results: tuple[ProbeResult, ...]
+
+
+class Guard:
+    """Everything runs on one event loop; the ranks do one thing at a time."""
+
+    def __init__(
+        self,
+        config: LearnerConfig,
+        policy: PolicyConfig,
+        ranks: Ranks,
+        journal: Journal,
+        run_dir: Path,
+        *,
+        run_epoch: int,
+        state: Mapping[str, Any],
+    ) -> None:
+        """`state` is what an earlier start of the run left in the journal under `META`."""
+        self._config = config.guard
+        self._temperature = config.temperature
+        self._policy = policy
+        self._ranks = ranks
+        self._journal = journal
+        self._run_dir = run_dir
+        self._run_epoch = run_epoch
+        self._rules = rules_of(config.guard, policy.dtype)
+        self._chart = Chart.restored(state)
+        self._probes: tuple[Probe, ...] = ()
+        self._publication: Publication | None = None
+        # Samples of this start have been judged.
+        self._checked = config.guard.mode == "off"
+        # This start has given a batch to the trainer.
+        self._begun = False
+        self._refusals: Counter[str] = Counter()
+        self._refused: asyncio.Queue[_Answer] = asyncio.Queue()
+        self._ranks_turn = asyncio.Lock()
+        self._metrics: dict[str, float] = {}
+        self._history: deque[dict[str, Any]] = deque(maxlen=_HISTORY)
+
+    # --- engines
+
+    def probes_for(self, publication: Publication, vocab_size: int) -> tuple[Probe, ...]:
+        """What engines are asked with a publication: something until a step has been trained."""
+        self._publication = publication
+        if self._begun or self._config.mode == "off":
+            self._probes = ()
+        else:
+            self._probes = start_probes(self._policy, vocab_size, self._temperature)
+        return self._probes
+
+    async def probes_agree(
+        self, worker_id: str, policy: PolicyId, results: Sequence[ProbeResult]
+    ) -> bool:
+        """Whether an engine samples what the trainer expects it to; True without an answer."""
+        async with self._ranks_turn:
+            if self._begun or not results or len(results) != len(self._probes):
+                return True
+            batch = probe_batch(policy.version, self._probes, results)
+            found = (await self._ranks.compare(batch)).versions.get(policy.version)
+        if found is None:
+            return True
+        excesses = self._rules.bound.excesses(policy.version, found)
+        shown = {"worker": worker_id, "abs_diff": found.abs_diff, "tail": found.abs_diff_tail}
+        if excesses:
+            _log.error("probes disagree", **shown, over=[str(excess) for excess in excesses])
+        else:
+            _log.info("probes agree", **shown, tokens=found.tokens)
+        return not excesses or self._config.mode == "warn"
+
+    def refused(
+        self,
+        worker_id: str,
+        policy: PolicyId,
+        canary: NDArray[np.float32],
+        results: Sequence[ProbeResult],
+    ) -> None:
+        """Note an engine that was refused; before the first step, the second time of one worker
+        is the run's end."""
+        self._refusals[worker_id] += 1
+        if self._config.mode != "enforce" or self._begun:
+            return
+        if self._refusals[worker_id] >= _REFUSALS:
+            self._refused.put_nowait(_Answer(worker_id, policy, canary, tuple(results)))
+
+    async def watch(self) -> None:
+        """Wait for an engine that cannot be brought to agree; raises MismatchError."""
+        answer = await self._refused.get()
+        async with self._ranks_turn:
+            source, batch = self._evidence(answer)
+            workers = [answer.worker_id] * len(batch.sequences)
+            finding = await self._finding("start", source, batch, workers)
+        raise write_report(self._run_dir, finding)
+
+    # --- batches
+
+    async def before_step(self, batch: Batch, version: int) -> Ruling:
+        """Judge a batch's samples against the weights that sampled them, before any update.
+
+        Raises MismatchError, with the report written, when the run must not start.
+        """
+        if self._config.mode == "off":
+            return Ruling()
+        async with self._ranks_turn:
+            chosen = await self._chosen(batch, version)
+            comparison = await self._compare(chosen, version)
+            if not self._checked:
+                await self._check_start(chosen, comparison, version)
+            ruling = await self._rule(chosen, comparison, version)
+        self._begun = self._begun or not (ruling.resync or ruling.stop)
+        await self._journal.set_meta({META: self._chart.state()})
+        return ruling
+
+    def metrics(self) -> dict[str, float]:
+        """Of the newest look: the `mismatch/*` names of docs/mismatch.md."""
+        return dict(self._metrics)
+
+    # --- inside
+
+    async def _chosen(self, batch: Batch, version: int) -> list[Sample]:
+        """Before a start has been judged, what its own engines sampled from the newest weights;
+        after that, whatever the batch has."""
+        groups = batch.groups
+        if not self._checked:
+            own = await samples(
+                self._journal,
+                spread(groups),
+                version,
+                epoch=self._run_epoch,
+                tokens=self._config.start_tokens,
+            )
+            if own:
+                return own
+        tokens = self._config.audit_tokens
+        if not tokens:
+            return []
+        return await samples(self._journal, spread(groups), version, epoch=None, tokens=tokens)
+
+    async def _compare(self, chosen: Sequence[Sample], version: int) -> Comparison:
+        if not chosen:
+            return Comparison()
+        return await self._ranks.compare(_batch(chosen, version))
+
+    async def _check_start(
+        self, chosen: Sequence[Sample], comparison: Comparison, version: int
+    ) -> None:
+        found = comparison.versions.get(version)
+        if found is None:
+            _log.warning("nothing in the batch was sampled by this start: it is checked later")
+            return
+        self._checked = True
+        excesses = self._rules.bound.excesses(version, found)
+        if not excesses:
+            _log.info(
+                "engine and trainer agree",
+                tokens=found.tokens,
+                abs_diff=found.abs_diff,
+                tail=found.abs_diff_tail,
+                kl=found.kl,
+            )
+            return
+        workers = [sample.worker_id for sample in chosen]
+        finding = await self._finding("start", "samples", _batch(chosen, version), workers)
+        error = write_report(self._run_dir, finding)
+        if self._config.mode == "enforce":
+            raise error
+        _log.error("engine and trainer disagree", reason=str(error))
+
+    async def _rule(self, chosen: Sequence[Sample], comparison: Comparison, version: int) -> Ruling:
+        before = self._chart.level
+        self._chart, verdict = self._chart.observe(comparison.versions, self._rules)
+        self._note(comparison.versions, version)
+        if verdict.excesses or verdict.level is not before:
+            self._log_change(before, verdict, chosen, comparison)
+        if self._config.mode == "warn":
+            return Ruling()
+        settings = StepSettings()
+        if verdict.level >= Level.MASK:
+            settings = StepSettings(ratio_limit=self._config.ratio_limit)
+        if verdict.level is not Level.STOP:
+            return Ruling(settings, resync=verdict.resync)
+        workers = [sample.worker_id for sample in chosen]
+        finding = await self._finding("run", "samples", _batch(chosen, version), workers)
+        finding = replace(finding, excesses=verdict.excesses)
+        return Ruling(settings, stop=write_report(self._run_dir, finding, list(self._history)))
+
+    def _log_change(
+        self,
+        before: Level,
+        verdict: Verdict,
+        chosen: Sequence[Sample],
+        comparison: Comparison,
+    ) -> None:
+        over = [str(excess) for excess in verdict.excesses]
+        worst = _by_worker([sample.worker_id for sample in chosen], comparison)[:1]
+        log = _log.error if verdict.excesses else _log.info
+        levels = {"was": before.name.lower(), "level": verdict.level.name.lower()}
+        log("mismatch guard", **levels, over=over, worst=worst, acts=self._config.mode)
+
+    def _note(self, versions: Mapping[int, VersionMismatch], version: int) -> None:
+        kl_limit, tail_limit = self._chart.limits(self._rules)
+        self._metrics = {
+            "mismatch/guard_level": float(self._chart.level),
+            "mismatch/kl_limit": kl_limit,
+            "mismatch/tail_limit": tail_limit,
+            "mismatch/audit_tokens": float(sum(found.tokens for found in versions.values())),
+        }
+        if versions:
+            worst = max(versions.values(), key=lambda found: found.abs_diff_tail)
+            self._metrics["mismatch/audit_kl"] = worst.kl
+            self._metrics["mismatch/audit_abs_diff_mean"] = worst.abs_diff
+            self._metrics["mismatch/audit_abs_diff_tail"] = worst.abs_diff_tail
+        self._history.append({"step": version + 1, **self._metrics})
+
+    def _evidence(self, answer: _Answer) -> tuple[str, TrainBatch]:
+        """The canary, and the probes where the canary alone agreed."""
+        publication, version = self._publication, answer.policy.version
+        rows: tuple[TrainSequence, ...] = ()
+        if publication is not None and len(answer.canary) == len(publication.canary_logprobs):
+            rows = (canary_row(publication.canary_token_ids, answer.canary),)
+        if answer.results and len(answer.results) == len(self._probes):
+            probes = probe_batch(version, self._probes, answer.results)
+            return "canary and probes", TrainBatch(version + 1, rows + probes.sequences)
+        return "canary", TrainBatch(version + 1, rows)
+
+    async def _finding(
+        self, moment: Any, source: str, batch: TrainBatch, workers: Sequence[str]
+    ) -> Finding:
+        version = batch.step - 1
+        try:
+            comparison = await self._ranks.compare(batch, diagnose=True)
+        except RankError as error:
+            # The refusal stands; only its cause stays unknown.
+            _log.warning("the cause cannot be looked for", reason=str(error))
+            comparison = Comparison()
+        newest = comparison.versions.get(version)
+        found = newest or VersionMismatch(0, *[float("inf")] * 4)
+        bound: Bound = self._rules.bound
+        excesses: tuple[Excess, ...] = bound.excesses(version, newest) if newest else ()
+        return Finding(
+            moment=moment,
+            source=source,
+            version=version,
+            excesses=excesses,
+            comparison=comparison,
+            diagnosis=diagnose(found, comparison, self._policy, self._temperature),
+            workers=_by_worker(workers, comparison),
+            dtype=self._policy.dtype,
+            bound=bound,
+        )
+
+
+def _batch(chosen: Sequence[Sample], version: int) -> TrainBatch:
+    return TrainBatch(version + 1, tuple(sample.sequence for sample in chosen))
+
+
+def _by_worker(workers: Sequence[str], comparison: Comparison) -> tuple[tuple[str, float], ...]:
+    """Mean error of each worker's sequences, the worst first."""
+    errors: dict[str, list[float]] = {}
+    for worker, error in zip(workers, comparison.sequences, strict=False):
+        if error is not None:
+            errors.setdefault(worker, []).append(error)
+    means = [(worker, float(np.mean(values))) for worker, values in errors.items()]
+    return tuple(sorted(means, key=lambda pair: -pair[1]))

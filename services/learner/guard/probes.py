@@ -1,0 +1,82 @@
+"""What engines are asked at a run's start, and their answers as sequences to score."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.common.spec import PolicyConfig
+from services.learner.guard.types import Probe, ProbeResult
+from services.learner.types import TrainBatch, TrainSequence
+
+_GOLDEN = 0.6180339887498949
+_TOKENS = 32
+_SHORT_PROMPT = 32
+_SHORT_SEEDS = (1, 2, 3, 4)
+_LONG_SEEDS = (5, 6)
+
+
+def start_probes(policy: PolicyConfig, vocab_size: int, temperature: float) -> tuple[Probe, ...]:
+    """Short continuations at the training temperature and, where the run stretches the model's
+    context, some that begin just where the model's own ends.
+
+    The prompts depend on nothing but the vocabulary's size.
+    """
+    longest = policy.max_model_len - _TOKENS
+    lengths = [(min(_SHORT_PROMPT, longest), seed) for seed in _SHORT_SEEDS]
+    original = (policy.rope_scaling or {}).get("original_max_position_embeddings")
+    if original is not None and int(original) <= longest:
+        lengths += [(int(original), seed) for seed in _LONG_SEEDS]
+    return tuple(
+        Probe(_prompt(length, vocab_size, seed), _TOKENS, temperature, seed)
+        for length, seed in lengths
+        if length > 0
+    )
+
+
+def probe_batch(
+    version: int, probes: Sequence[Probe], results: Sequence[ProbeResult]
+) -> TrainBatch:
+    """The answers as sequences that `version` wrote. Results and probes are in the same order."""
+    pairs = zip(probes, results, strict=True)
+    return TrainBatch(version + 1, tuple(_row(i, *pair) for i, pair in enumerate(pairs)))
+
+
+def canary_row(token_ids: NDArray[np.int32], logprobs: NDArray[np.float32]) -> TrainSequence:
+    """A canary as a sequence of which the engine wrote all but the first token."""
+    return _sequence("canary", 0, token_ids, logprobs, temperature=1.0)
+
+
+def _row(index: int, probe: Probe, result: ProbeResult) -> TrainSequence:
+    ids = np.concatenate([probe.prompt_token_ids, result.token_ids]).astype(np.int32)
+    return _sequence("probe", index, ids, result.logprobs, temperature=probe.temperature)
+
+
+def _sequence(
+    group_id: str,
+    index: int,
+    token_ids: NDArray[np.int32],
+    logprobs: NDArray[np.float32],
+    *,
+    temperature: float,
+) -> TrainSequence:
+    """The last `len(logprobs)` tokens are the policy's."""
+    first = len(token_ids) - len(logprobs)
+    behaviour = np.zeros(len(token_ids), np.float32)
+    behaviour[first:] = logprobs
+    return TrainSequence(
+        group_id=group_id,
+        attempt_index=index,
+        reward=0.0,
+        token_ids=token_ids,
+        policy_mask=np.arange(len(token_ids)) >= first,
+        behaviour_logprobs=behaviour,
+        temperature=temperature,
+        staleness=0,
+    )
+
+
+def _prompt(length: int, vocab_size: int, seed: int) -> NDArray[np.int32]:
+    """Token ids spread all over the vocabulary, others for every seed."""
+    spots = (np.arange(1, length + 1, dtype=np.float64) * _GOLDEN + seed / 7) % 1.0
+    return (spots * vocab_size).astype(np.int32)

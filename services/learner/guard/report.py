@@ -1,0 +1,75 @@
+"""What is left for people when engine and trainer disagree: an error, and a file."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from services.common.errors import ConfigError
+from services.learner.guard.chart import Bound, Excess
+from services.learner.guard.diagnosis import Diagnosis
+from services.learner.guard.types import Comparison
+
+FILE_NAME = "mismatch_report.json"
+
+
+class MismatchError(ConfigError):
+    """Engine and trainer disagree: going on would train on tokens that nobody sampled.
+
+    A restart would meet the same, so it is an error of the configuration.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A disagreement and all that is known of it."""
+
+    moment: Literal["start", "run"]
+    # Where the figures come from: `canary`, `probes` or `samples`.
+    source: str
+    version: int
+    excesses: tuple[Excess, ...]
+    comparison: Comparison
+    diagnosis: Diagnosis
+    # Mean error of each worker's sequences, the worst first.
+    workers: tuple[tuple[str, float], ...]
+    dtype: str
+    bound: Bound
+
+    def message(self, path: Path) -> str:
+        """One sentence for each: what, by how much, why, and what to do."""
+        begin = "the run does not start" if self.moment == "start" else "the run is stopped"
+        over = "; ".join(str(excess) for excess in self.excesses) or "the canary is over its bound"
+        worst = f" Worst: {self.workers[0][0]}." if self.workers else ""
+        return (
+            f"engine and trainer disagree, {begin}: of the {self.source}, {over} for"
+            f" {self.dtype}.{worst} Cause: {self.diagnosis.sentence}. Fix: {self.diagnosis.fix}."
+            f" Details: {path}"
+        )
+
+
+def write_report(
+    run_dir: Path, finding: Finding, history: Sequence[dict[str, Any]] = ()
+) -> MismatchError:
+    """Writes `mismatch_report.json` under the run's folder; returns the error to end with."""
+    path = run_dir / FILE_NAME
+    error = MismatchError(finding.message(path))
+    text = json.dumps(
+        _finite({"message": str(error), **asdict(finding), "history": list(history)}), indent=2
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n")
+    return error
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows neither NaN nor infinity, and no keys but strings."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(name): _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return value

@@ -1,0 +1,94 @@
+"""Which of a batch's samples are scored again, and how they look to the ranks."""
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+
+import numpy as np
+
+from services.learner.groups.batcher import ReadyGroup, Record
+from services.learner.journal.store import Journal
+from services.learner.trajectory import Trajectory, policy_mask
+from services.learner.types import PolicyId, TrainSequence
+from services.learner.types import Sequence as Sampled
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A sequence to score, and whose engine wrote it."""
+
+    sequence: TrainSequence
+    worker_id: str
+
+
+def spread(groups: Sequence[ReadyGroup]) -> Iterator[Record]:
+    """The first attempt of every group, then the second of each, and so on.
+
+    A group is one engine's work, mostly: so every engine is heard before any is twice.
+    """
+    rounds = zip_longest(*(group.graded for group in groups))
+    return (record for record in chain.from_iterable(rounds) if record is not None)
+
+
+async def samples(
+    journal: Journal, records: Iterator[Record], version: int, *, epoch: int | None, tokens: int
+) -> list[Sample]:
+    """At most so many policy tokens, but at least one sequence if there is any.
+
+    With an `epoch`, only what its own engines sampled from `version`, the newest.
+    """
+    found: list[Sample] = []
+    async for sample in _judged(journal, records, version, epoch):
+        count = int(sample.sequence.policy_mask.sum())
+        if found and count > tokens:
+            break
+        found.append(sample)
+        tokens -= count
+    return found
+
+
+async def _judged(
+    journal: Journal, records: Iterator[Record], version: int, epoch: int | None
+) -> AsyncIterator[Sample]:
+    for record in records:
+        if epoch is not None and record.newest_version != version:
+            continue
+        for trajectory in await journal.load([record.trajectory.key]):
+            for sequence in trajectory.sequences:
+                first = _first_policy(sequence)
+                if first is None or (epoch is not None and first != _newest(epoch, version)):
+                    continue
+                row = _row(trajectory, sequence, first, version)
+                yield Sample(row, trajectory.facts.worker_id)
+
+
+def _newest(epoch: int, version: int) -> PolicyId:
+    return PolicyId(epoch, version)
+
+
+def _first_policy(sequence: Sampled) -> PolicyId | None:
+    return next((span.policy for span in sequence.spans if span.policy is not None), None)
+
+
+def _row(trajectory: Trajectory, sequence: Sampled, first: PolicyId, version: int) -> TrainSequence:
+    """The sequence up to where other weights took over: what follows was computed on a cache
+    that both have filled, which no version alone explains."""
+    end = 0
+    for span in sequence.spans:
+        if span.policy not in (None, first):
+            break
+        end += span.length
+    mask = policy_mask(sequence)
+    logprobs = np.zeros(len(mask), np.float32)
+    logprobs[mask] = sequence.logprobs
+    temperatures = [s.temperature for s in sequence.spans if s.temperature is not None]
+    return TrainSequence(
+        group_id=trajectory.key.group_id,
+        attempt_index=trajectory.key.attempt_index,
+        reward=trajectory.reward or 0.0,
+        token_ids=sequence.token_ids[:end].astype(np.int32),
+        policy_mask=mask[:end],
+        behaviour_logprobs=logprobs[:end],
+        temperature=temperatures[0] if temperatures else 1.0,
+        staleness=version - first.version,
+    )

@@ -1,0 +1,28 @@
+"""A comparison as JSON, on its way from a rank."""
+
+from dataclasses import asdict
+from typing import Any
+
+from services.learner.guard.types import Band, Comparison, Hypothesis
+from services.learner.types import VersionMismatch
+
+Message = dict[str, Any]
+
+
+def encode_comparison(comparison: Comparison) -> Message:
+    return {
+        # JSON has no keys but strings.
+        "versions": [[version, asdict(found)] for version, found in comparison.versions.items()],
+        "sequences": list(comparison.sequences),
+        "bands": [asdict(band) for band in comparison.bands],
+        "hypotheses": [asdict(hypothesis) for hypothesis in comparison.hypotheses],
+    }
+
+
+def decode_comparison(message: Message) -> Comparison:
+    return Comparison(
+        versions={version: VersionMismatch(**found) for version, found in message["versions"]},
+        sequences=tuple(message["sequences"]),
+        bands=tuple(Band(**band) for band in message["bands"]),
+        hypotheses=tuple(Hypothesis(**hypothesis) for hypothesis in message["hypotheses"]),
+    )
