@@ -1,0 +1,214 @@
+"""Writes fixtures/trl.json, in an environment that has TRL: see README.md."""
+
+import importlib
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.parity import inputs, tiny
+from tests.parity.fixtures import Recorder
+
+trl: Any = importlib.import_module("trl")
+datasets: Any = importlib.import_module("datasets")
+tokenizers: Any = importlib.import_module("tokenizers")
+transformers: Any = importlib.import_module("transformers")
+
+_LOSS = "trl.GRPOTrainer._compute_loss"
+_LENGTH = 16
+
+
+def tensors(values: dict[str, Any]) -> dict[str, Tensor]:
+    return {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
+
+
+def with_gradient(function: Callable[[Tensor], Tensor], at: Tensor) -> dict[str, Any]:
+    """The value of a function and its gradient."""
+    leaf = at.clone().requires_grad_()
+    value = function(leaf)
+    (gradient,) = torch.autograd.grad(value, leaf)
+    return {"value": value.item(), "gradient": gradient.tolist()}
+
+
+def tokenizer() -> Any:
+    words = {f"<{number}>": number for number in range(tiny.VOCABULARY)}
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<0>"))
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=model, pad_token="<0>", eos_token="<1>", unk_token="<0>"
+    )
+
+
+@contextmanager
+def trainer(kind: str = "GRPO", reward: Any = None, **settings: Any) -> Iterator[Any]:
+    """A trainer of TRL as its users make one, on the tiny policy, with these settings."""
+    defaults = {
+        "per_device_train_batch_size": 8,
+        "num_generations": 2,
+        "max_completion_length": _LENGTH,
+        "beta": 0.0,
+        "temperature": 1.0,
+        "bf16": False,
+        "use_cpu": True,
+        "gradient_checkpointing": False,
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        model = tiny.policy(transformers)
+        # Where a trainer with a KL term loads its reference from.
+        model.save_pretrained(folder)
+        model.config._name_or_path = folder
+        yield getattr(trl, f"{kind}Trainer")(
+            model=model,
+            reward_funcs=reward or (lambda completions, **_: [0.0] * len(completions)),
+            args=getattr(trl, f"{kind}Config")(output_dir=folder, **(defaults | settings)),
+            train_dataset=datasets.Dataset.from_list([{"prompt": "<2>"}] * 8),
+            processing_class=tokenizer(),
+        )
+
+
+def loss_of_logprobs(given: dict[str, Tensor], **settings: Any) -> dict[str, Any]:
+    """The loss and its gradient by the logprobs, which stand in for the model's."""
+    with trainer(**settings) as made:
+        mask = given["mask"]
+        made.current_gradient_accumulation_steps = 1
+        batch = {
+            "prompt_ids": torch.ones(len(mask), 1, dtype=torch.int64),
+            "prompt_mask": torch.ones(len(mask), 1, dtype=torch.int64),
+            "completion_ids": torch.ones(mask.shape, dtype=torch.int64),
+            "completion_mask": mask,
+            "advantages": given["advantages"],
+            "old_per_token_logps": given["old"],
+            "num_items_in_batch": mask.sum(),
+        }
+        if "reference" in given:
+            batch["ref_per_token_logps"] = given["reference"]
+
+        def loss(logprobs: Tensor) -> Tensor:
+            made._get_per_token_logps_and_entropies = lambda *_, **__: (
+                logprobs,
+                torch.zeros_like(logprobs),
+                None,
+            )
+            return made._compute_loss(made.model, batch)
+
+        return with_gradient(loss, given["logprobs"])
+
+
+def add_losses(record: Recorder) -> None:
+    record.inputs["tokens"] = inputs.tokens()
+    record.inputs["sequences"] = inputs.sequences()
+    record.inputs["extremes"] = inputs.extremes()
+    higher = {"epsilon": 0.2, "epsilon_high": 0.28}
+    tight = {"epsilon": 0.03, "epsilon_high": 0.07, "importance_sampling_level": "sequence"}
+    for name, given, settings in (
+        ("ppo_clip", "tokens", {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.2}),
+        ("ppo_clip_higher", "tokens", {"loss_type": "dapo", **higher}),
+        ("ppo_clip_sequence_mean", "tokens", {"loss_type": "grpo", **higher}),
+        ("ppo_clip_sum_norm", "tokens", {"loss_type": "dr_grpo", **higher}),
+        ("dual_clip", "tokens", {"loss_type": "dapo", "delta": 3.0, **higher}),
+        ("gspo", "sequences", {"loss_type": "grpo", **tight}),
+        ("gspo_token_mean", "sequences", {"loss_type": "dapo", **tight}),
+        ("ppo_clip_extremes", "extremes", {"loss_type": "dapo", **higher}),
+        # A bound on the ratio itself, and none below.
+        ("cispo_no_low", "tokens", {"loss_type": "cispo", "epsilon_high": 1.28}),
+        (
+            "sapo",
+            "tokens",
+            {"loss_type": "sapo", "sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05},
+        ),
+    ):
+        outputs = loss_of_logprobs(tensors(dict(record.inputs[given])), **settings)
+        record.add("loss", name, _LOSS, given, outputs, **settings)
+
+
+def add_kl(record: Recorder) -> None:
+    """With advantages of 0 the loss is its KL term."""
+    for name, given, settings in (
+        ("k3", "tokens", {"loss_type": "dapo", "beta": 1.0}),
+        ("k3_sequence_mean", "tokens", {"loss_type": "grpo", "beta": 0.04}),
+        ("k3_extremes", "extremes", {"loss_type": "dapo", "beta": 1.0}),
+    ):
+        values = tensors(dict(record.inputs[given]))
+        values["advantages"] = torch.zeros_like(values["advantages"])
+        record.add("kl", name, _LOSS, given, loss_of_logprobs(values, **settings), **settings)
+    settings = {"loss_type": "dapo", "beta": 0.04, "epsilon": 0.2, "epsilon_high": 0.28}
+    outputs = loss_of_logprobs(tensors(dict(record.inputs["tokens"])), **settings)
+    record.add("loss", "ppo_clip_with_k3", _LOSS, "tokens", outputs, **settings)
+
+
+def add_advantages(record: Recorder) -> None:
+    """What a trainer gives its own groups of 4, on completions that are put in place of samples."""
+    rewards = [0.0, 0.25, 1.0, 0.75, 0.5, 0.5, 0.5, 0.5]
+    record.inputs["fours"] = {"group": [str(place // 4) for place in range(8)], "reward": rewards}
+    for name, kind, settings in (
+        ("grpo", "GRPO", {"scale_rewards": "group"}),
+        ("dr_grpo", "GRPO", {"scale_rewards": "none"}),
+        ("rloo", "RLOO", {"normalize_advantages": False}),
+    ):
+        with trainer(kind, lambda **_: list(rewards), num_generations=4, **settings) as made:
+            sampled = ([[2]] * 8, [[3, 1]] * 8)
+            texts = ["<3>"] * 8
+            made._generate = lambda _, kind=kind, sampled=sampled, texts=texts: (
+                (*sampled, texts)
+                if kind == "RLOO"
+                else (*sampled, None, texts, None, {}, None, None)
+            )
+            outputs = made._generate_and_score_completions([{"prompt": "<2>"} for _ in rewards])
+        advantages = {"advantages": outputs["advantages"].tolist()}
+        function = f"trl.{kind}Trainer._generate_and_score_completions"
+        record.add("advantage", name, function, "fours", advantages, **settings)
+
+
+def add_step(record: Recorder) -> None:
+    """A loss on the tiny policy itself: its gradient by every parameter."""
+    batch = tiny.batch()
+    record.inputs["step"] = batch
+    higher = {"epsilon": 0.2, "epsilon_high": 0.28}
+    tight = {"epsilon": 0.03, "epsilon_high": 0.07, "importance_sampling_level": "sequence"}
+    for name, settings in (
+        ("ppo_clip", {"loss_type": "dapo", **higher}),
+        ("ppo_clip_entropy", {"loss_type": "dapo", "entropy_coef": 0.01, **higher}),
+        ("gspo", {"loss_type": "grpo", **tight}),
+    ):
+        with trainer(temperature=tiny.TEMPERATURE, **settings) as made:
+            made.current_gradient_accumulation_steps = 1
+            mask = torch.tensor(batch["mask"], dtype=torch.float64)
+            prompts = torch.tensor(batch["prompts"])
+            loss = made._compute_loss(
+                made.model,
+                {
+                    "prompt_ids": prompts,
+                    "prompt_mask": torch.ones_like(prompts),
+                    "completion_ids": torch.tensor(batch["completions"]),
+                    "completion_mask": torch.tensor(batch["present"]),
+                    "tool_mask": mask,
+                    "advantages": torch.tensor(batch["advantages"], dtype=torch.float64),
+                    "old_per_token_logps": torch.tensor(batch["behaviour"], dtype=torch.float64),
+                    "num_items_in_batch": mask.sum(),
+                },
+            )
+            loss.backward()
+            gradients = {
+                name: [round(value, 10) for value in parameter.grad.flatten().tolist()]
+                for name, parameter in made.model.named_parameters()
+            }
+        outputs = {"value": loss.item(), "gradients": gradients}
+        record.add("step", name, _LOSS, "step", outputs, **settings)
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    record = Recorder("trl", trl.__version__)
+    add_losses(record)
+    add_kl(record)
+    add_advantages(record)
+    add_step(record)
+    print(record.write())
+
+
+if __name__ == "__main__":
+    main()
