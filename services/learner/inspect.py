@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from services.learner.journal.rows import trajectory_of
-from services.learner.journal.writer import connect
+from services.learner.journal.trajectories import trajectory_of
+from services.learner.journal.writer import JournalError, connect
 from services.learner.trajectory import PASS_REWARD, Trajectory
 from services.learner.types import AttemptKey, Author
 from services.learner.types import Sequence as TokenSequence
@@ -69,7 +69,7 @@ def attempts(journal: Path, wanted: Wanted, limit: int) -> Iterator[dict[str, An
             yield from _rows(connection, journal, wanted, limit)
         finally:
             connection.close()
-    except sqlite3.Error as error:
+    except (sqlite3.Error, JournalError) as error:
         raise NothingFoundError(f"{journal} cannot be read as a journal: {error}") from error
 
 

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 from environments.api import ENV_KEYS
 from environments.scenario import Split
 from environments.tasks import make_tasks
-from services.learner.journal.rows import read_group
+from services.learner.journal.trajectories import read_group
 from services.learner.trajectory import Trajectory
 from services.learner.types import Author, Sequence
 

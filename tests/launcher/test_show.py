@@ -11,14 +11,13 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from services.learner.groups.types import GroupSpec, Lease, Purpose
-from services.learner.journal.schema import Plan
+from services.learner.journal.schema import CheckpointRow, Plan
 from services.learner.journal.store import Journal, open_journal
 from services.learner.sampling.tasks import Task
 from services.learner.trajectory import Counts, Facts, Trajectory, TurnTiming, content_digest
 from services.learner.types import (
     AttemptKey,
     Author,
-    CheckpointFiles,
     FailureKind,
     PolicyId,
     Span,
@@ -142,7 +141,7 @@ async def test_filters_choose_attempts_and_the_last_line_says_of_how_many(runs: 
 
 async def test_text_that_a_checkpoint_pruned_is_said_to_be_pruned(runs: Path) -> None:
     journal = open_journal(runs / RUN)
-    await journal.commit_checkpoint(1, CheckpointFiles(runs / "checkpoint", {}), keep=1)
+    await journal.commit_checkpoint(CheckpointRow(1, "step-000001", {}), keep=1)
     await journal.close()
     _, kept = await show(runs, "--group", "g000000r0", "--passed")
     assert "find_room" in kept

@@ -1,83 +1,151 @@
-"""Checkpoints as folders with a manifest; the journal's row is the only pointer to the newest."""
+"""Checkpoints as folders under `runs/RUN_ID/checkpoints`.
+
+A checkpoint is made in `step-000040.tmp-2` (step, run epoch): the ranks write and fsync their
+files there, then comes the manifest (see `manifest`). In one transaction of the journal the folder
+is renamed to `step-000040`, the parent folder fsynced, and the row added that makes it the newest:
+that row is the only pointer, and a folder without one is a leftover, removed at the next start.
+The transaction is also the fence: a learner of an older run epoch can neither rename nor commit.
+
+`Checkpoints.newest` reads every byte of a checkpoint before it is used. One that is damaged is
+an incident, and the one before it is taken: the journal still has what is needed to replay the
+steps between (payloads are kept until the oldest kept checkpoint contains them).
+"""
 
 import asyncio
-import hashlib
-import json
 import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from services.common.log import get_logger
+from services.learner.checkpoints.durable import sync_folder
+from services.learner.checkpoints.manifest import (
+    MANIFEST,
+    DamagedCheckpointError,
+    FileEntry,
+    Manifest,
+    sha256_of,
+    verify,
+    write_manifest,
+)
 from services.learner.journal.schema import CheckpointRow
 from services.learner.journal.store import Journal
-from services.learner.ports import Ranks
+from services.learner.ports import RankError, Ranks
 from services.learner.types import CheckpointFiles
 
-MANIFEST = "manifest.json"
-_log = get_logger(__name__)
+
+class CheckpointWriteError(Exception):
+    """A checkpoint could not be written; those before it are as they were."""
 
 
 class Checkpoints:
     """Writes and finds the checkpoints of one run, under its folder."""
 
-    def __init__(self, run_dir: Path, journal: Journal, *, keep: int) -> None:
-        self._folder = run_dir / "checkpoints"
+    def __init__(
+        self, run_dir: Path, journal: Journal, *, run_id: str, run_epoch: int, keep: int
+    ) -> None:
+        self.folder = run_dir / "checkpoints"
         self._journal = journal
+        self._run_id = run_id
+        self._run_epoch = run_epoch
         self._keep = keep
 
-    async def save(self, ranks: Ranks, step: int) -> None:
-        """Write the ranks' state as that of `step`, make it the newest, remove old ones."""
-        directory = self._folder / f"step-{step:06d}"
-        # What is there is of a start that did not live to commit it.
-        await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
-        files = await ranks.save(directory)
-        await asyncio.to_thread(_write_manifest, directory, step, files)
-        old = await self._journal.commit_checkpoint(step, files, self._keep)
-        for folder in old:
-            await asyncio.to_thread(shutil.rmtree, self._here(folder), ignore_errors=True)
+    async def save(self, ranks: Ranks, step: int) -> CheckpointRow:
+        """Write the ranks' state as that of `step`, make it the newest, remove old ones.
+
+        Raises CheckpointWriteError when the disk refuses: nothing has changed then, and nothing
+        is left of the attempt.
+        """
+        temporary = self.folder / f"step-{step:06d}.tmp-{self._run_epoch}"
+        final = self.folder / f"step-{step:06d}"
+        try:
+            # What is there is of an attempt that failed.
+            await asyncio.to_thread(_remove, temporary)
+            files = await ranks.save(temporary)
+            row = await asyncio.to_thread(self._seal, temporary, final, step, files)
+            old = await self._journal.commit_checkpoint(
+                row, self._keep, lambda: _put_in_place(temporary, final)
+            )
+        except (OSError, RankError) as error:
+            await asyncio.to_thread(shutil.rmtree, temporary, ignore_errors=True)
+            problem = f"the checkpoint of step {step} cannot be written to {self.folder}: {error}"
+            self._journal.incidents.report("checkpoint_failed", problem, str(final))
+            raise CheckpointWriteError(
+                f"{problem}\nThe checkpoints before it are intact: resume the run when this is"
+                " mended"
+            ) from error
+        for directory in old:
+            await asyncio.to_thread(_remove, self._here(directory))
+        return row
 
     async def newest(self) -> CheckpointRow | None:
-        """The newest checkpoint whose files are what was written; None before the first.
+        """The newest checkpoint that is what was written; None when there is none.
 
-        Damaged ones that are newer are forgotten, lest they count among those that are kept.
+        Damaged ones that are newer are forgotten once a whole one is found, lest they count
+        among those that are kept. Raises ForeignCheckpointError.
         """
+        await self._remove_leftovers()
         damaged: list[int] = []
         for found in await self._journal.checkpoints():
             row = replace(found, directory=str(self._here(found.directory)))
-            problem = await asyncio.to_thread(_problem, row)
-            if problem is None:
+            try:
+                await asyncio.to_thread(_check, row)
+            except DamagedCheckpointError as error:
+                damaged.append(row.step)
+                text = f"a checkpoint is damaged, trying the one before: {error}"
+                self._journal.incidents.report("damaged_checkpoint", text, row.directory)
+            else:
                 await self._journal.forget_checkpoints(damaged)
                 return row
-            damaged.append(row.step)
-            _log.error("a checkpoint is damaged, trying the one before", step=row.step, why=problem)
         return None
+
+    def _seal(
+        self, temporary: Path, final: Path, step: int, files: CheckpointFiles
+    ) -> CheckpointRow:
+        entries = {
+            name: FileEntry(digest, (temporary / name).stat().st_size)
+            for name, digest in files.sha256.items()
+        }
+        manifest = Manifest(self._run_id, self._run_epoch, step, entries)
+        digest = write_manifest(temporary, manifest)
+        sync_folder(temporary)
+        return CheckpointRow(step, str(final), {**files.sha256, MANIFEST: digest})
+
+    async def _remove_leftovers(self) -> None:
+        """Remove what starts left that were killed while they made a checkpoint, or removed one."""
+        known = {Path(row.directory).name for row in await self._journal.checkpoints()}
+
+        def work() -> None:
+            for path in self.folder.glob("step-*"):
+                if path.name not in known:
+                    _remove(path)
+
+        await self._journal.fenced(work)
 
     def _here(self, directory: str) -> Path:
         """A checkpoint's folder; a run's folder may have been moved or copied."""
-        return self._folder / Path(directory).name
+        return self.folder / Path(directory).name
 
 
-def _write_manifest(directory: Path, step: int, files: CheckpointFiles) -> None:
+def _put_in_place(temporary: Path, final: Path) -> None:
+    """What is at `final` was never committed, or is damaged: `save` is asked for no step twice."""
+    _remove(final)
+    os.rename(temporary, final)
+    sync_folder(final.parent)
+
+
+def _remove(directory: Path) -> None:
+    if directory.exists():
+        shutil.rmtree(directory)
+
+
+def _check(row: CheckpointRow) -> None:
+    """The manifest is that of the row, and the files are those of the manifest."""
+    directory = Path(row.directory)
     path = directory / MANIFEST
-    with path.open("w", encoding="utf-8") as file:
-        json.dump({"step": step, "sha256": dict(files.sha256)}, file, indent=2)
-        file.flush()
-        os.fsync(file.fileno())
-    for folder in (directory, directory.parent):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def _problem(row: CheckpointRow) -> str | None:
-    for name, expected in row.files.items():
-        path = Path(row.directory) / name
-        if not path.is_file():
-            return f"{path} is missing"
-        with path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != expected:
-                return f"{path} has changed"
-    return None
+    try:
+        digest = sha256_of(path)
+    except OSError as error:
+        raise DamagedCheckpointError(f"{path} cannot be read: {error}") from error
+    if digest != row.files.get(MANIFEST):
+        raise DamagedCheckpointError(f"{path} has changed")
+    verify(directory)

@@ -3,10 +3,12 @@
 import asyncio
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
-from services.learner.journal.writer import Writer, connect
+from services.learner.incidents import Incidents
+from services.learner.journal.writer import JournalError, Writer, connect
 
 T = TypeVar("T")
 
@@ -16,23 +18,28 @@ class Access:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.incidents = Incidents()
         self._writer = Writer(path)
 
     async def read(self, query: Callable[[sqlite3.Connection], T]) -> T:
         """Run a query on a connection of its own, off the event loop."""
 
         def run() -> T:
-            connection = connect(self.path, read_only=True)
             try:
-                return query(connection)
-            finally:
-                connection.close()
+                with closing(connect(self.path, read_only=True)) as connection:
+                    return query(connection)
+            except sqlite3.DatabaseError as error:
+                raise JournalError(f"cannot read {self.path}: {error}") from error
 
         return await asyncio.to_thread(run)
 
     async def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run `work` in a transaction of the writing thread; returns when it is durable."""
         return await self._writer.write(work)
+
+    async def fenced(self, work: Callable[[], T]) -> T:
+        """Run `work` while no other process can begin an epoch, and only if none has."""
+        return await self._writer.write(lambda db: work())
 
     async def _execute(self, sql: str, row: tuple[Any, ...]) -> None:
         await self.write(lambda db: db.execute(sql, row))

@@ -3,27 +3,32 @@
 import json
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from services.learner.journal.access import Access
 from services.learner.journal.schema import PRUNE, CheckpointRow
-from services.learner.types import CheckpointFiles
 
 
 class ResultTables(Access):
     """`checkpoints` and `evals`."""
 
-    async def commit_checkpoint(self, step: int, files: CheckpointFiles, keep: int) -> list[str]:
+    async def commit_checkpoint(
+        self, made: CheckpointRow, keep: int, put_in_place: Callable[[], None] | None = None
+    ) -> list[str]:
         """Make a checkpoint the newest; returns the folders that are no longer needed.
 
+        `put_in_place` gives its folder the name that the row has, inside the transaction: only
+        the learner of the newest epoch gets there. What it raises is raised, and nothing is noted.
         Payloads that the oldest kept checkpoint contains are pruned in the same transaction,
         all but those of each step's first group, which people read. While there are fewer than
         `keep`, the initial policy counts as one, and nothing is pruned.
         """
-        row = (step, str(files.directory), json.dumps(dict(files.sha256)), time.time())
+        row = (made.step, made.directory, json.dumps(made.files), time.time())
 
         def work(db: sqlite3.Connection) -> list[str]:
+            if put_in_place:
+                put_in_place()
             db.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?)", row)
             rows = db.execute("SELECT step, directory FROM checkpoints ORDER BY step DESC")
             found = rows.fetchall()

@@ -2,19 +2,15 @@
 
 import json
 import sqlite3
-from pathlib import Path
 from typing import Any
 
-from services.learner import trajectory as trajectories
 from services.learner.groups.types import GroupSpec, Purpose
 from services.learner.journal.schema import StoredGroup
-from services.learner.journal.writer import JournalError, connect
+from services.learner.journal.trajectories import keys_of, trajectories_of
 from services.learner.sampling.tasks import Task
-from services.learner.trajectory import Trajectory
 from services.learner.types import AttemptKey, PolicyId
 
 _SPEC = "group_id, sequence_number, purpose, eval_id, spec"
-_TRAJECTORY = "group_id, attempt_index, try, reward, failure, content_digest, summary, payload"
 _BY_KEY = "WHERE group_id = ? AND attempt_index = ? AND try = ?"
 
 
@@ -34,28 +30,14 @@ def record_digest(db: sqlite3.Connection, key: AttemptKey) -> bytes | None:
     return row[0] if row else None
 
 
-def trajectory_of(db: sqlite3.Connection, key: AttemptKey) -> Trajectory:
-    """Raises JournalError when a key that was acknowledged is not there."""
-    sql = f"SELECT {_TRAJECTORY} FROM trajectories {_BY_KEY}"
-    row = db.execute(sql, (key.group_id, key.attempt_index, key.attempt_try)).fetchone()
-    if row is None:
-        raise JournalError(f"the journal has no {key}, which a plan names")
-    return _trajectory(row)
-
-
-def group_trajectories(db: sqlite3.Connection, group_id: str) -> list[Trajectory]:
-    """All tries of a group, in order of attempt and try."""
-    sql = f"SELECT {_TRAJECTORY} FROM trajectories WHERE group_id = ? ORDER BY attempt_index, try"
-    return [_trajectory(row) for row in db.execute(sql, (group_id,))]
-
-
 def unfinished_groups(db: sqlite3.Connection) -> list[StoredGroup]:
     """The TRAIN groups whose work is neither planned nor dropped, oldest first."""
-    rows = db.execute(
-        f"SELECT {_SPEC}, leased FROM groups WHERE purpose = 'train'"
-        " AND state = 'open' ORDER BY sequence_number, group_id"
-    ).fetchall()
-    return [_stored(db, row) for row in rows]
+    return _stored_groups(db, "state = 'open'")
+
+
+def replaced_groups(db: sqlite3.Connection) -> list[StoredGroup]:
+    """The TRAIN groups that were filtered and that no step has counted yet, oldest first."""
+    return _stored_groups(db, "state = 'filtered' AND step IS NULL")
 
 
 def next_sequence_number(db: sqlite3.Connection) -> int:
@@ -86,17 +68,12 @@ def accounts(db: sqlite3.Connection) -> dict[str, int]:
     return {**fates, "acknowledged": acknowledged}
 
 
-def read_group(journal: Path, group_id: str) -> list[Trajectory]:
-    """What was sampled for a group, from the file of any run, running or not.
-
-    Sequences are empty where their arrays were pruned; the first group of each step keeps
-    them.
-    """
-    connection = connect(journal, read_only=True)
-    try:
-        return group_trajectories(connection, group_id)
-    finally:
-        connection.close()
+def _stored_groups(db: sqlite3.Connection, condition: str) -> list[StoredGroup]:
+    rows = db.execute(
+        f"SELECT {_SPEC}, leased FROM groups WHERE purpose = 'train' AND {condition}"
+        " ORDER BY sequence_number, group_id"
+    ).fetchall()
+    return [_stored(db, row) for row in rows]
 
 
 def _stored(db: sqlite3.Connection, row: tuple[Any, ...]) -> StoredGroup:
@@ -110,10 +87,11 @@ def _stored(db: sqlite3.Connection, row: tuple[Any, ...]) -> StoredGroup:
         "  ORDER BY rowid DESC LIMIT 1)",
         (spec.group_id,),
     ).fetchone()
-    sql = "SELECT dropped FROM trajectories WHERE group_id = ? ORDER BY attempt_index, try"
-    dropped = [why for (why,) in db.execute(sql, (spec.group_id,))]
-    tries = zip(group_trajectories(db, spec.group_id), dropped, strict=True)
-    return StoredGroup(spec, bool(leased), lease, tuple(tries))
+    sql = "SELECT attempt_index, try, dropped FROM trajectories WHERE group_id = ?"
+    dropped = {(n, m): why for n, m, why in db.execute(sql, (spec.group_id,))}
+    found, damaged = trajectories_of(db, keys_of(db, spec.group_id))
+    tries = [(t, dropped[t.key.attempt_index, t.key.attempt_try]) for t in found]
+    return StoredGroup(spec, bool(leased), lease, tuple(tries), tuple(damaged))
 
 
 def _spec_text(spec: GroupSpec) -> str:
@@ -144,9 +122,3 @@ def _spec(row: list[Any]) -> GroupSpec:
         eval_id=eval_id,
         exact_policy=PolicyId(*data["exact"]) if data["exact"] else None,
     )
-
-
-def _trajectory(row: tuple[Any, ...]) -> Trajectory:
-    group_id, index, attempt_try, reward, failure, digest, summary, payload = row
-    key = AttemptKey(group_id, index, attempt_try)
-    return trajectories.restore(key, reward, failure, digest, summary, payload)

@@ -27,13 +27,14 @@ CREATE TABLE IF NOT EXISTS trajectories (
   group_id TEXT NOT NULL, attempt_index INTEGER NOT NULL, try INTEGER NOT NULL,
   reward REAL, failure TEXT, record_digest BLOB NOT NULL, content_digest BLOB NOT NULL,
   summary TEXT NOT NULL, payload BLOB, received REAL NOT NULL,
-  dropped TEXT NOT NULL,
+  dropped TEXT NOT NULL, array_digest BLOB NOT NULL, row_digest BLOB NOT NULL,
   PRIMARY KEY (group_id, attempt_index, try));
 -- One step's attempts in order and settings, committed before the step runs; and where the run
 -- stood then: leases that were out, the curriculum's next sequence number, the run's seed.
 CREATE TABLE IF NOT EXISTS plans (
   step INTEGER PRIMARY KEY, run_epoch INTEGER NOT NULL, attempts TEXT NOT NULL,
-  settings TEXT NOT NULL, leases TEXT NOT NULL, cursor INTEGER NOT NULL, seed INTEGER NOT NULL);
+  settings TEXT NOT NULL, leases TEXT NOT NULL, cursor INTEGER NOT NULL, seed INTEGER NOT NULL,
+  row_digest BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS publications (
   run_epoch INTEGER NOT NULL, version INTEGER NOT NULL, fingerprint BLOB NOT NULL,
   PRIMARY KEY (run_epoch, version));
@@ -42,6 +43,18 @@ CREATE TABLE IF NOT EXISTS checkpoints (
 CREATE TABLE IF NOT EXISTS evals (
   eval_id TEXT PRIMARY KEY, moment TEXT NOT NULL, version INTEGER NOT NULL,
   results TEXT NOT NULL);
+-- How far the order of tasks had come when it changed: it holds for group `number` and all after.
+CREATE TABLE IF NOT EXISTS curriculum (
+  id INTEGER PRIMARY KEY, number INTEGER NOT NULL, step INTEGER, cursors TEXT NOT NULL,
+  made REAL NOT NULL);
+-- What the newest change thinks of each task; standing: active, solved, impossible, quarantined.
+CREATE TABLE IF NOT EXISTS curriculum_tasks (
+  task TEXT PRIMARY KEY, env TEXT NOT NULL, standing TEXT NOT NULL, groups INTEGER NOT NULL,
+  passes REAL NOT NULL, attempts REAL NOT NULL, queued INTEGER NOT NULL);
+-- Its log; `change` is the id in `curriculum`.
+CREATE TABLE IF NOT EXISTS curriculum_events (
+  id INTEGER PRIMARY KEY, change INTEGER NOT NULL, task TEXT NOT NULL, env TEXT NOT NULL,
+  kind TEXT NOT NULL, reason TEXT NOT NULL);
 """
 
 # Arrays that every kept checkpoint contains, but for the first group of each step.
@@ -80,6 +93,8 @@ class StoredGroup:
     lease: tuple[str, str, str, str] | None
     # Its tries, with why they are not used, "" for those that are.
     trajectories: tuple[tuple[Trajectory, str], ...]
+    # Tries that are not what was written, and are not among `trajectories`.
+    damaged: tuple[AttemptKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,15 @@
 """Run epochs, step plans and publications."""
 
-import json
 import sqlite3
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
 
 from services.learner.journal.access import Access
+from services.learner.journal.curriculum import Snapshot, put_snapshot
+from services.learner.journal.plans import plans_after, put_plan
 from services.learner.journal.rows import next_sequence_number, replayed_version
 from services.learner.journal.schema import Plan
-from services.learner.types import AttemptKey, PolicyId, StepSettings
+from services.learner.types import PolicyId
 
 
 class StepTables(Access):
@@ -29,16 +28,22 @@ class StepTables(Access):
         return await self.write(work)
 
     async def commit_plan(
-        self, plan: Plan, epoch: int, groups: Sequence[str], filtered: Sequence[str]
+        self,
+        plan: Plan,
+        epoch: int,
+        groups: Sequence[str],
+        filtered: Sequence[str],
+        snapshot: Snapshot | None = None,
     ) -> None:
-        """Fix what a step trains on, before it runs, and with it the fate of its groups."""
-        row = _plan_row(plan, epoch)
+        """Fix what a step trains on, before it runs, and with it the fate of its groups and what
+        the curriculum makes of them."""
         rows = [("planned", "", plan.step, group_id) for group_id in groups]
         rows += [("filtered", "constant", plan.step, group_id) for group_id in filtered]
 
         def work(db: sqlite3.Connection) -> None:
-            cursor = next_sequence_number(db)
-            db.execute("INSERT INTO plans VALUES (?, ?, ?, ?, ?, ?, ?)", (*row, cursor, plan.seed))
+            if snapshot:
+                put_snapshot(db, snapshot)
+            put_plan(db, plan, epoch, next_sequence_number(db))
             db.executemany(
                 "UPDATE groups SET state = ?, reason = ?, step = ? WHERE group_id = ?", rows
             )
@@ -46,11 +51,8 @@ class StepTables(Access):
         await self.write(work)
 
     async def plans_after(self, step: int) -> list[Plan]:
-        sql = (
-            "SELECT step, attempts, settings, leases, seed FROM plans WHERE step > ? ORDER BY step"
-        )
-        rows = await self.read(lambda db: db.execute(sql, (step,)).fetchall())
-        return [_plan(row) for row in rows]
+        """In order. Raises JournalError when one is not what was written."""
+        return await self.read(lambda db: plans_after(db, step))
 
     async def published(self, policy: PolicyId) -> None:
         await self._execute(
@@ -66,15 +68,3 @@ class StepTables(Access):
         """The version at which each epoch took over, by epoch."""
         sql = "SELECT run_epoch, forked_version FROM epochs"
         return dict(await self.read(lambda db: db.execute(sql).fetchall()))
-
-
-def _plan_row(plan: Plan, epoch: int) -> tuple[Any, ...]:
-    attempts = [[k.group_id, k.attempt_index, k.attempt_try] for k in plan.attempts]
-    settings, leases = asdict(plan.settings), list(plan.leases)
-    return (plan.step, epoch, json.dumps(attempts), json.dumps(settings), json.dumps(leases))
-
-
-def _plan(row: tuple[Any, ...]) -> Plan:
-    step, attempts, settings, leases, seed = row
-    keys = tuple(AttemptKey(*key) for key in json.loads(attempts))
-    return Plan(step, keys, StepSettings(**json.loads(settings)), tuple(json.loads(leases)), seed)

@@ -2,6 +2,10 @@
 
 Writes that arrive while a commit is under way share the next one: the cost of an fsync is
 paid once for all of them. A write's future is done when its transaction is on the disk.
+
+Every transaction first makes sure that no newer run epoch has begun: a process that was asleep
+while another took its run over (the lock of the folder is only as good as the file system)
+finds itself fenced, and changes nothing any more.
 """
 
 import asyncio
@@ -10,6 +14,7 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +28,10 @@ _MAX_BATCH = 256
 
 class JournalError(Exception):
     """The journal could not be opened or written; nothing after it was acknowledged."""
+
+
+class StaleEpochError(JournalError):
+    """Another learner has begun a newer epoch of the run: this one must end."""
 
 
 def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
@@ -41,6 +50,9 @@ class Writer:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        with closing(connect(path, read_only=True)) as db:
+            # The newest epoch when this writer came, and after its own last commit.
+            self._epoch = _newest_epoch(db)
         self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._failure: JournalError | None = None
         # Ends with the JournalError when the disk refuses.
@@ -97,6 +109,7 @@ class Writer:
             if self._failure:
                 raise sqlite3.OperationalError(str(self._failure))
             connection.execute("BEGIN IMMEDIATE")
+            self._check_epoch(connection)
             for work, future in batch:
                 try:
                     done.append((future, _savepoint(connection, work)))
@@ -105,18 +118,41 @@ class Writer:
                     raise
                 except Exception as error:  # noqa: BLE001 - it belongs to whoever asked
                     future.set_exception(error)
+            epoch = _newest_epoch(connection)
             connection.execute("COMMIT")
+        except StaleEpochError as error:
+            connection.execute("ROLLBACK")
+            self._refuse(batch, error)
         except sqlite3.Error as error:
             # After a failed fsync nobody knows what is on the disk: stop acknowledging.
-            if not self._failure:
-                self._failure = JournalError(f"cannot write {self._path}: {error}")
-                self.broken.set_exception(self._failure)
-            for _, future in batch:
-                if not future.done():
-                    future.set_exception(self._failure)
-            return
-        for future, result in done:
-            future.set_result(result)
+            self._refuse(batch, JournalError(f"cannot write {self._path}: {error}"))
+        else:
+            self._epoch = epoch
+            for future, result in done:
+                future.set_result(result)
+
+    def _check_epoch(self, connection: sqlite3.Connection) -> None:
+        newest = _newest_epoch(connection)
+        if newest != self._epoch:
+            raise StaleEpochError(
+                f"another learner took {self._path.parent} over in epoch {newest}: this one, of"
+                f" epoch {self._epoch}, ends and changes nothing any more"
+            )
+
+    def _refuse(self, batch: list[_Work], error: JournalError) -> None:
+        """Fail what was asked for, and everything after it."""
+        if not self._failure:
+            self._failure = error
+            self.broken.set_exception(error)
+        for _, future in batch:
+            if not future.done():
+                future.set_exception(self._failure)
+
+
+def _newest_epoch(connection: sqlite3.Connection) -> int:
+    """0 before the first."""
+    (newest,) = connection.execute("SELECT coalesce(max(run_epoch), 0) FROM epochs").fetchone()
+    return int(newest)
 
 
 def _savepoint(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:

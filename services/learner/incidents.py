@@ -1,0 +1,32 @@
+"""What went wrong with what is kept on disk, for the log and for whoever raises alarms."""
+
+from collections import Counter, deque
+from dataclasses import dataclass
+
+from services.common.log import get_logger
+
+_KEPT = 100
+_log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """One damage that was found and worked around."""
+
+    # `corrupt_record`, `damaged_checkpoint` or `checkpoint_failed`.
+    kind: str
+    text: str
+
+
+class Incidents:
+    """Those of this start: how many of each kind, and the newest of them."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.newest: deque[Incident] = deque(maxlen=_KEPT)
+
+    def report(self, kind: str, text: str, what: object) -> None:
+        """Log an error and keep it. `what` names the thing that is damaged."""
+        _log.error(text, incident=kind, what=what)
+        self.counts[kind] += 1
+        self.newest.append(Incident(kind, f"{text}: {what}"))

@@ -1,0 +1,35 @@
+"""Whether a record is still what was written: SQLite's pages carry no checksums.
+
+Two digests are stored with each trajectory, both SHA-256: of its arrays, which may be pruned, and
+of everything else, the arrays' digest included. A plan has one. What changes after the first
+write (why a trajectory was dropped) is not covered.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+
+from services.learner.journal.writer import JournalError
+from services.learner.types import AttemptKey
+
+# Why a group is dropped when a record of it is damaged.
+CORRUPT = "corrupt_record"
+
+
+class DamagedRecordError(JournalError):
+    """Trajectories in the journal are not what was written; `keys` says which."""
+
+    def __init__(self, keys: Iterable[AttemptKey]) -> None:
+        self.keys = tuple(keys)
+        super().__init__(f"the journal holds damaged records: {', '.join(map(str, self.keys))}")
+
+
+def array_digest(payload: bytes) -> bytes:
+    """Of a trajectory's arrays as they are stored."""
+    return hashlib.sha256(payload).digest()
+
+
+def row_digest(values: Iterable[str | int | float | bytes | None]) -> bytes:
+    """Of the columns of one row, in order."""
+    plain = [value.hex() if isinstance(value, bytes) else value for value in values]
+    return hashlib.sha256(json.dumps(plain).encode()).digest()

@@ -1,0 +1,62 @@
+"""Rows of `plans` to and from the learner's words."""
+
+import json
+import sqlite3
+from collections.abc import Collection
+from dataclasses import asdict
+from typing import Any
+
+from services.learner.journal.integrity import row_digest
+from services.learner.journal.schema import Plan
+from services.learner.journal.writer import JournalError
+from services.learner.types import AttemptKey, StepSettings
+
+_COLUMNS = "step, run_epoch, attempts, settings, leases, cursor, seed"
+
+
+def put_plan(db: sqlite3.Connection, plan: Plan, epoch: int, cursor: int) -> None:
+    """Add the plan of a new step."""
+    settings, leases = asdict(plan.settings), list(plan.leases)
+    texts = (_text(plan.attempts), json.dumps(settings), json.dumps(leases))
+    _put(db, (plan.step, epoch, *texts, cursor, plan.seed))
+
+
+def plans_after(db: sqlite3.Connection, step: int) -> list[Plan]:
+    """In order. Raises JournalError when one is not what was written."""
+    return [_plan(row) for row in _rows(db, step)]
+
+
+def take_out(db: sqlite3.Connection, groups: Collection[str]) -> None:
+    """Have no plan name these groups any more."""
+    for row in _rows(db, 0):
+        attempts = _plan(row).attempts
+        kept = tuple(key for key in attempts if key.group_id not in groups)
+        if len(kept) < len(attempts):
+            step, epoch, _, *others, _ = row
+            _put(db, (step, epoch, _text(kept), *others))
+
+
+def _put(db: sqlite3.Connection, row: tuple[Any, ...]) -> None:
+    sql = f"INSERT OR REPLACE INTO plans ({_COLUMNS}, row_digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+    db.execute(sql, (*row, row_digest(row)))
+
+
+def _rows(db: sqlite3.Connection, step: int) -> list[tuple[Any, ...]]:
+    sql = f"SELECT {_COLUMNS}, row_digest FROM plans WHERE step > ? ORDER BY step"
+    return db.execute(sql, (step,)).fetchall()
+
+
+def _plan(row: tuple[Any, ...]) -> Plan:
+    *values, seal = row
+    step, _, attempts, settings, leases, _, seed = values
+    if row_digest(values) != seal:
+        raise JournalError(
+            f"the journal's plan of step {step} is damaged: restore the journal from a copy, or"
+            " start a new run"
+        )
+    keys = tuple(AttemptKey(*key) for key in json.loads(attempts))
+    return Plan(step, keys, StepSettings(**json.loads(settings)), tuple(json.loads(leases)), seed)
+
+
+def _text(keys: tuple[AttemptKey, ...]) -> str:
+    return json.dumps([[k.group_id, k.attempt_index, k.attempt_try] for k in keys])

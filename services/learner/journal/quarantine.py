@@ -1,0 +1,23 @@
+"""What becomes of groups with damaged records."""
+
+import sqlite3
+from collections.abc import Sequence
+
+from services.learner.journal.integrity import CORRUPT
+from services.learner.journal.plans import take_out
+from services.learner.types import AttemptKey
+
+
+def put_in_quarantine(
+    db: sqlite3.Connection, keys: Sequence[AttemptKey], groups: Sequence[str]
+) -> None:
+    """Drop damaged tries and their `groups`, and take these out of every plan."""
+    db.executemany(
+        "UPDATE trajectories SET dropped = ? WHERE group_id = ? AND attempt_index = ? AND try = ?",
+        [(CORRUPT, key.group_id, key.attempt_index, key.attempt_try) for key in keys],
+    )
+    db.executemany(
+        "UPDATE groups SET state = 'dropped', reason = ? WHERE group_id = ?",
+        [(CORRUPT, group_id) for group_id in groups],
+    )
+    take_out(db, groups)

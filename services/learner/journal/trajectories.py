@@ -1,0 +1,98 @@
+"""Rows of `trajectories` to and from the learner's words, checked whenever they are read."""
+
+import sqlite3
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from services.learner import trajectory as trajectories
+from services.learner.journal.integrity import DamagedRecordError, array_digest, row_digest
+from services.learner.journal.writer import connect
+from services.learner.trajectory import Trajectory
+from services.learner.types import AttemptKey
+
+# As they are sealed, with the arrays last but for the seals.
+_COLUMNS = (
+    "group_id, attempt_index, try, reward, failure, record_digest, content_digest, summary,"
+    " array_digest"
+)
+_SELECT = f"SELECT {_COLUMNS}, row_digest, payload FROM trajectories"
+_INSERT = (
+    f"INSERT INTO trajectories ({_COLUMNS}, row_digest, payload, received, dropped)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+
+Row = tuple[Any, ...]
+
+
+def trajectory_row(trajectory: Trajectory, record_digest: bytes) -> Row:
+    """What is stored of a try, for `put_trajectory`."""
+    key = trajectory.key
+    payload = trajectories.payload(trajectory)
+    sealed = (
+        *(key.group_id, key.attempt_index, key.attempt_try),
+        *(trajectory.reward, trajectory.failure, record_digest, trajectory.content_digest),
+        *(trajectories.summary(trajectory), array_digest(payload)),
+    )
+    return (*sealed, row_digest(sealed), payload)
+
+
+def put_trajectory(db: sqlite3.Connection, row: Row, dropped: str) -> None:
+    db.execute(_INSERT, (*row, time.time(), dropped))
+
+
+def trajectory_of(db: sqlite3.Connection, key: AttemptKey) -> Trajectory:
+    """Raises DamagedRecordError when what is stored under a key is not what was, or is gone."""
+    by_key = "WHERE group_id = ? AND attempt_index = ? AND try = ?"
+    values = (key.group_id, key.attempt_index, key.attempt_try)
+    row = db.execute(f"{_SELECT} {by_key}", values).fetchone()
+    if row is None:
+        raise DamagedRecordError([key])
+    return _trajectory(row)
+
+
+def trajectories_of(
+    db: sqlite3.Connection, keys: Iterable[AttemptKey]
+) -> tuple[list[Trajectory], list[AttemptKey]]:
+    """Those that are what was written, in order, and the keys of the others."""
+    found: list[Trajectory] = []
+    damaged: list[AttemptKey] = []
+    for key in keys:
+        try:
+            found.append(trajectory_of(db, key))
+        except DamagedRecordError:
+            damaged.append(key)
+    return found, damaged
+
+
+def keys_of(db: sqlite3.Connection, group_id: str) -> list[AttemptKey]:
+    """All tries of a group, in order of attempt and try."""
+    sql = (
+        "SELECT group_id, attempt_index, try FROM trajectories WHERE group_id = ?"
+        " ORDER BY attempt_index, try"
+    )
+    return [AttemptKey(*row) for row in db.execute(sql, (group_id,))]
+
+
+def read_group(journal: Path, group_id: str) -> list[Trajectory]:
+    """What was sampled for a group, from the file of any run, running or not.
+
+    Sequences are empty where their arrays were pruned; the first group of each step keeps
+    them. Raises DamagedRecordError.
+    """
+    connection = connect(journal, read_only=True)
+    try:
+        return [trajectory_of(connection, key) for key in keys_of(connection, group_id)]
+    finally:
+        connection.close()
+
+
+def _trajectory(row: Row) -> Trajectory:
+    *sealed, seal, payload = row
+    group_id, index, attempt_try, reward, failure, _, content_digest, summary, arrays = sealed
+    key = AttemptKey(group_id, index, attempt_try)
+    whole = payload is None or array_digest(payload) == arrays
+    if not whole or row_digest(sealed) != seal:
+        raise DamagedRecordError([key])
+    return trajectories.restore(key, reward, failure, content_digest, summary, payload)
