@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,8 @@ from services.learner.clock import RunClock
 from services.learner.codec import Limits
 from services.learner.config import LearnerConfig
 from services.learner.evaluation.report import EvalSet
-from services.learner.groups.batcher import Batcher
 from services.learner.groups.dispatcher import Dispatcher
-from services.learner.groups.leases import LeaseBook
-from services.learner.groups.lineage import Lineage
-from services.learner.groups.types import GroupSpec, LeaseRules, Purpose
-from services.learner.journal.rows import next_sequence_number, unfinished_groups
+from services.learner.groups.start import start_dispatcher
 from services.learner.journal.store import Journal, open_journal
 from services.learner.journal.writer import JournalError
 from services.learner.loop import Loop
@@ -33,7 +28,6 @@ from services.learner.parts import Parts
 from services.learner.policy_service import PolicyService
 from services.learner.ports import Ranks, Snapshots, Tracker
 from services.learner.same_run import check_tasks_are_the_same, check_tokenizer_is_the_same
-from services.learner.sampling.curriculum import Curriculum
 from services.learner.sampling.tasks import TaskFileError, load_tasks
 from services.learner.service import GroupService
 from services.learner.status import Phase, Status
@@ -70,8 +64,7 @@ async def run_learner(runtime: Runtime[LearnerConfig], vendors: Vendors) -> None
         await check_tokenizer_is_the_same(journal, vendors.tokenizer_digest)
         if config.mode == "train":
             await check_tasks_are_the_same(journal, tasks, config.tasks, runtime.shared.seed)
-        curriculum = Curriculum(tasks, seed=runtime.shared.seed)
-        dispatcher = await _dispatcher(runtime, journal, curriculum)
+        dispatcher = await start_dispatcher(config, journal, tasks, runtime.shared.seed)
         await _serve(runtime, vendors, journal, dispatcher, eval_sets)
     finally:
         await journal.close()
@@ -87,53 +80,6 @@ def _load_task_files(config: LearnerConfig) -> tuple[list[Any], list[EvalSet]]:
     except TaskFileError as error:
         raise ConfigError(str(error)) from error
     return tasks, sets
-
-
-async def _dispatcher(
-    runtime: Runtime[LearnerConfig], journal: Journal, curriculum: Curriculum
-) -> Dispatcher:
-    """The dispatcher with everything that an earlier start left in the journal."""
-    config = runtime.config
-    # The launcher names no epoch yet, so the journal's count is the only one.
-    run_epoch = await journal.begin_epoch(at_least=1)
-    rules = LeaseRules(
-        train_slots=(config.max_staleness + 1) * config.groups_per_step,
-        eval_slots=config.eval.slots,
-        ttl_s=config.lease_ttl_s,
-        group_deadline_s=config.group_deadline_s,
-        max_tries=config.max_tries,
-        min_group=config.min_group,
-    )
-    numbers = count(await journal.read(next_sequence_number))
-    dispatcher = Dispatcher(
-        LeaseBook(rules, lambda: _fresh_group(config, curriculum, next(numbers))),
-        Batcher(
-            groups_per_step=config.groups_per_step,
-            max_staleness=config.max_staleness,
-            drop_constant=config.constant_groups == "drop",
-        ),
-        journal,
-        Lineage(await journal.publications(), await journal.forks()),
-        run_epoch=run_epoch,
-        seed=runtime.shared.seed,
-        max_requeues=config.max_requeues,
-    )
-    await journal.drop_evals("eval_interrupted")
-    if config.mode == "train":
-        for stored in await journal.read(unfinished_groups):
-            await dispatcher.restore(stored)
-    return dispatcher
-
-
-def _fresh_group(config: LearnerConfig, curriculum: Curriculum, number: int) -> GroupSpec:
-    return GroupSpec(
-        group_id=f"g{number:06d}r0",
-        sequence_number=number,
-        task=curriculum.task(number),
-        purpose=Purpose.TRAIN,
-        size=config.group_size,
-        temperature=config.temperature,
-    )
 
 
 async def _serve(

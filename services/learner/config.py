@@ -10,6 +10,7 @@ from services.learner.algorithm_config import AlgorithmConfig
 from services.learner.guard.config import GuardConfig
 from services.learner.metrics.config import TrackingConfig
 from services.learner.rank.config import RankConfig
+from services.learner.sampling.config import SamplingConfig
 
 EvalMoment = Literal["before", "during", "after"]
 
@@ -130,7 +131,10 @@ class LearnerConfig(Model):
     temperature: float = Field(default=1.0, gt=0)
     # Groups whose rewards are all equal carry no signal. `mask`: trained with advantage 0, so
     # that their tokens count in the mean. `drop`: left out of the batch, and not replaced.
-    constant_groups: Literal["mask", "drop"] = "mask"
+    # `replace`: left out, and others are sampled until a step has `groups_per_step` with signal.
+    constant_groups: Literal["mask", "drop", "replace"] = "mask"
+    # For `replace`: most groups that are replaced for one step, in multiples of groups_per_step.
+    max_refill: int = Field(default=4, ge=1)
     publish_timeout_s: float = Field(default=120.0, gt=0)
     # How long a cut Attach stream keeps its membership.
     attach_grace_s: float = Field(default=10.0, gt=0)
@@ -142,6 +146,7 @@ class LearnerConfig(Model):
     guard: GuardConfig = GuardConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     eval: EvalConfig = EvalConfig()
+    sampling: SamplingConfig = SamplingConfig()
     tracking: TrackingConfig = TrackingConfig()
 
     @model_validator(mode="after")

@@ -136,7 +136,10 @@ class Loop:
         )
         groups = [group.spec.group_id for group in batch.groups]
         filtered = [group.spec.group_id for group in batch.filtered]
-        await parts.journal.commit_plan(plan, parts.dispatcher.run_epoch, groups, filtered)
+        snapshot = parts.dispatcher.learn(plan.step, batch)
+        epoch = parts.dispatcher.run_epoch
+        await parts.journal.commit_plan(plan, epoch, groups, filtered, snapshot)
+        parts.dispatcher.journaled(snapshot)
         parts.status.enter(Phase.TRAINING)
         sync = parts.broadcast.sync_seconds
         facts = {"step": plan.step, "attempts": len(plan.attempts)}

@@ -1,11 +1,11 @@
 """Whether a learner that goes on with a run has what the run began with."""
 
 import hashlib
-import sqlite3
 from collections.abc import Sequence
 
 from services.common.errors import ConfigError
 from services.common.log import get_logger
+from services.learner.journal.curriculum import drawn_tasks
 from services.learner.journal.store import Journal
 from services.learner.sampling.tasks import Task
 
@@ -38,7 +38,7 @@ async def check_tasks_are_the_same(
         _log.error("seed differs from the one that the run began with: tasks come in another order")
     if await _noted(journal, "tasks", digest) == digest:
         return
-    gone = sorted(await journal.read(_begun_tasks) - {task.key for task in tasks})
+    gone = sorted(await journal.read(drawn_tasks) - {task.key for task in tasks})
     if gone:
         raise ConfigError(
             f"learner.tasks: {path} is not the file that this run began with: {len(gone)} tasks"
@@ -57,8 +57,3 @@ async def _noted(journal: Journal, name: str, value: str | int) -> str | int:
     if name not in began:
         await journal.set_meta({_KEY: {**began, name: value}})
     return began.get(name, value)
-
-
-def _begun_tasks(db: sqlite3.Connection) -> set[str]:
-    sql = "SELECT DISTINCT json_extract(spec, '$.task[0]') FROM groups WHERE purpose = 'train'"
-    return {key for (key,) in db.execute(sql)}

@@ -45,7 +45,7 @@ class Evaluations:
         assert parts.broadcast.newest is not None
         evaluation = Evaluation(moment, parts.broadcast.newest.policy, parts.eval_sets)
         evaluation.on_progress = lambda: self._progress(evaluation)
-        parts.dispatcher.on_eval_group = evaluation.add
+        parts.dispatcher.endings.on_eval_group = evaluation.add
         self._progress(evaluation)
         await parts.dispatcher.add_eval(evaluation.specs)
         task = asyncio.create_task(self._evaluate(evaluation), name="evaluation")

@@ -4,14 +4,18 @@ Groups leave oldest first, by their place in the curriculum. How many wait is bo
 lease book's slots.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
 from services.learner.groups.types import GroupSpec
+from services.learner.sampling.difficulty import Outcome
 from services.learner.trajectory import Trajectory, policy_mask
-from services.learner.types import AttemptKey, StepSettings, TrainBatch, TrainSequence
+from services.learner.types import AttemptKey, StepSettings, StopReason, TrainBatch, TrainSequence
+
+ConstantGroups = Literal["mask", "drop", "replace"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,8 @@ class Batch:
 
     groups: tuple[ReadyGroup, ...]
     filtered: tuple[ReadyGroup, ...]
+    # How many of `filtered` had another group sampled in their place.
+    replaced: int = 0
 
     @property
     def attempts(self) -> tuple[AttemptKey, ...]:
@@ -73,21 +79,62 @@ class Batch:
     def all_groups(self) -> tuple[ReadyGroup, ...]:
         return self.groups + self.filtered
 
+    @property
+    def lacking(self) -> int:
+        """Places of the step that were taken by groups without signal."""
+        unreplaced = (*self.groups, *self.filtered[self.replaced :])
+        return sum(group.constant for group in unreplaced)
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """What all its groups earned, in the order in which they were drawn."""
+        return [Outcome(g.spec.task.key, g.rewards) for g in sorted(self.all_groups, key=_drawn)]
+
 
 class Batcher:
-    """Holds complete groups until a step takes them or they are too stale."""
+    """Holds complete groups until a step takes them or they are too stale.
 
-    def __init__(self, *, groups_per_step: int, max_staleness: int, drop_constant: bool) -> None:
+    Groups without signal are trained like all others (`mask`), left out (`drop`), or left out
+    and replaced (`replace`: the dynamic sampling of DAPO, arXiv:2503.14476, section 3.2): the
+    step then waits for `groups_per_step` groups with signal, unless `max_refill` times as many
+    without were replaced for it.
+    """
+
+    def __init__(
+        self,
+        *,
+        groups_per_step: int,
+        max_staleness: int,
+        constant: ConstantGroups = "mask",
+        max_refill: int = 0,
+    ) -> None:
         self._groups_per_step = groups_per_step
         self._max_staleness = max_staleness
-        self._drop_constant = drop_constant
+        self._constant = constant
+        self._most_replaced = max_refill * groups_per_step if constant == "replace" else 0
         self._ready: list[ReadyGroup] = []
+        self._replaced: list[ReadyGroup] = []
 
     def __len__(self) -> int:
         return len(self._ready)
 
-    def add(self, group: ReadyGroup) -> None:
-        self._ready.append(group)
+    def add(self, group: ReadyGroup) -> bool:
+        """True when the group has no signal and another should be sampled in its place: then it
+        needs no slot any more."""
+        replace_it = group.constant and len(self._replaced) < self._most_replaced
+        (self._replaced if replace_it else self._ready).append(group)
+        return replace_it
+
+    def add_replaced(self, group: ReadyGroup) -> None:
+        """Take back a group that an earlier start had replaced."""
+        self._replaced.append(group)
+
+    def put_back(self, batch: Batch, *, without: Collection[str]) -> None:
+        """Undo `take`, but for the groups with these ids."""
+        kept = [g for g in batch.all_groups if g.spec.group_id not in without]
+        replaced = [g for g in batch.filtered[: batch.replaced] if g in kept]
+        self._replaced += replaced
+        self._ready += [g for g in kept if g not in replaced]
 
     def oldest_allowed(self, trainer_version: int) -> int:
         """What a step from this version on may train on (I7)."""
@@ -106,16 +153,22 @@ class Batcher:
         When every group is constant none is left out: a step always has attempts.
         """
         bound = self.oldest_allowed(trainer_version)
-        usable = [group for group in self._ready if not group.older_than(bound)]
-        usable.sort(key=lambda group: (group.spec.sequence_number, group.spec.requeues))
+        usable = sorted((g for g in self._ready if not g.older_than(bound)), key=_drawn)
         taken = usable[: self._groups_per_step]
         if len(taken) < self._groups_per_step:
             return None
         self._ready = [group for group in self._ready if group not in taken]
-        filtered = [g for g in taken if g.constant] if self._drop_constant else []
-        if len(filtered) == len(taken):
-            filtered = []
-        return Batch(tuple(g for g in taken if g not in filtered), tuple(filtered))
+        replaced, self._replaced = sorted(self._replaced, key=_drawn), []
+        constant = [g for g in taken if g.constant]
+        if self._constant == "mask" or len(constant) == len(taken):
+            constant = []
+        groups = tuple(group for group in taken if group not in constant)
+        return Batch(groups, (*replaced, *constant), len(replaced))
+
+
+def _drawn(group: ReadyGroup) -> tuple[int, int]:
+    """Its place in the curriculum."""
+    return group.spec.sequence_number, group.spec.requeues
 
 
 def record_of(trajectory: Trajectory, dropped: str = "") -> Record:
@@ -159,6 +212,7 @@ def _train_sequences(step: int, attempt: Trajectory) -> list[TrainSequence]:
             behaviour_logprobs=logprobs,
             temperature=temperatures[0] if temperatures else 1.0,
             staleness=staleness,
+            stop_reason=attempt.stop_reason or StopReason.DONE,
         )
         rows.append(row)
     return rows

@@ -8,35 +8,37 @@ next start finds in the journal.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
 from uuid import uuid4
 
+from services.common.errors import ConfigError
 from services.common.log import get_logger
-from services.learner import trajectory as trajectories
-from services.learner.groups.batcher import Batch, Batcher, ReadyGroup, Record, record_of
+from services.learner.groups.batcher import Batch, Batcher, ReadyGroup, record_of
+from services.learner.groups.endings import Endings
+from services.learner.groups.fresh import FreshGroups
+from services.learner.groups.giving_up import GivingUp
+from services.learner.groups.intake import Intake
 from services.learner.groups.leases import LeaseBook
 from services.learner.groups.lineage import Lineage
 from services.learner.groups.provenance import Provenance
-from services.learner.groups.records import Records
 from services.learner.groups.requests import (
     DrainingError,
     LeaseRequest,
     Receipt,
     attempt_seed,
-    check_temperature,
     now,
 )
-from services.learner.groups.types import Ended, GroupSpec, Lease, LeaseLostError, Purpose
-from services.learner.journal.attempts import ContentConflictError
+from services.learner.groups.types import GroupSpec, Lease
+from services.learner.groups.writes import Writes
+from services.learner.journal.curriculum import Snapshot
 from services.learner.journal.schema import StoredGroup
 from services.learner.journal.store import Journal
 from services.learner.metrics.tally import Tally
+from services.learner.sampling.refusals import Refusals
 from services.learner.trajectory import Trajectory
 from services.learner.types import PolicyId
 
 _log = get_logger(__name__)
-T = TypeVar("T")
 
 _REMEMBERED_REQUESTS = 4096
 
@@ -44,12 +46,9 @@ _REMEMBERED_REQUESTS = 4096
 class Dispatcher:
     """Leases groups, takes trajectories, and hands complete groups on.
 
-    TRAIN groups go to the batcher; `on_eval_group` gets the others. All methods run on one
-    event loop; `changed` is notified after anything that a waiter may be waiting for.
+    TRAIN groups go to the batcher; `endings.on_eval_group` gets the others. All methods run on
+    one event loop; `changed` is notified after anything that a waiter may be waiting for.
     """
-
-    # How long a trajectory waits for the report on a policy that wrote some of it.
-    report_grace_s = 5.0
 
     def __init__(
         self,
@@ -57,29 +56,37 @@ class Dispatcher:
         batcher: Batcher,
         journal: Journal,
         lineage: Lineage,
+        fresh: FreshGroups,
         *,
         run_epoch: int,
         seed: int,
         max_requeues: int,
+        opened: Iterable[str] = (),
     ) -> None:
+        """`opened` are the environments of which the run has had an episode."""
         self.book = book
         self.batcher = batcher
         self.lineage = lineage
         self.run_epoch = run_epoch
+        self.curriculum = fresh.curriculum
         self.tally = Tally()
         self.changed = asyncio.Condition()
         self.draining = False
-        self.on_eval_group: Callable[[ReadyGroup], None] = _ignore
+        refusals = Refusals(self.curriculum.sizes, opened)
+        self._giving_up = GivingUp(self.curriculum, refusals, self.tally, max_requeues=max_requeues)
+        self.endings = Endings(
+            book, batcher, journal, fresh, self._giving_up, self.tally, self.changed
+        )
         self._provenance = Provenance(lineage, book.workers, run_epoch)
+        self._intake = Intake(book, journal, self._provenance, self.endings, self.changed)
         self._journal = journal
+        self._fresh = fresh
         self._seed = seed
-        self._max_requeues = max_requeues
         self._lacking: frozenset[str] = frozenset()
-        self._records = Records()
         # Leases by (worker_id, request_id).
         self._answers: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._journaling: dict[str, asyncio.Task[None]] = {}
-        self._writes: set[asyncio.Task[Any]] = set()
+        self._writes = Writes()
 
     # --- leases
 
@@ -126,58 +133,18 @@ class Dispatcher:
 
         Raises LeaseLostError, ContentConflictError, UnknownPolicyError or ValueError.
         """
-        try:
-            spec = self.book.check(trajectory.lease_id, trajectory.key, now())
-        except LeaseLostError:
-            known = await self._journal.record_digest(trajectory.key)
-            if known is None:
-                raise
-            if known != trajectories.record_digest(trajectory):
-                raise ContentConflictError(
-                    f"other content is journaled under {trajectory.key}"
-                ) from None
-            return Receipt(repeated=True, group_complete=True)
-        check_temperature(spec, trajectory)
-        self._provenance.check_published(trajectory.policies)
-        holder = self.book.holder(trajectory.lease_id)
-        served = holder and await self._served(holder.worker_id, trajectory.policies)
-        dropped = "" if served else "unverified_policy"
-        return await self._finish(self._store(spec, trajectory, dropped))
-
-    async def _served(self, worker_id: str, policies: Sequence[PolicyId]) -> bool:
-        """Whether a worker has shown, or shows in a moment, that it serves these policies: an
-        engine samples from new weights before its report arrives."""
-        try:
-            async with asyncio.timeout(self.report_grace_s), self.changed:
-                await self.changed.wait_for(lambda: self._provenance.shown(worker_id, policies))
-        except TimeoutError:
-            return False
-        return True
-
-    async def _store(self, spec: GroupSpec, trajectory: Trajectory, dropped: str) -> Receipt:
-        why = dropped or self._provenance.unusable(spec, trajectory.policies)
-        record = record_of(trajectory, why)
-        new = await self._journal.receive(trajectory, record.dropped)
-        if new and not self.book.waits_for(trajectory.key):
-            # Its group or its attempt came to its end while this was written.
-            await self._journal.drop_late(trajectory.key)
-        elif new and (ended := self._take(spec, record)):
-            await self._settle([ended])
-        complete = self.book.holder(trajectory.lease_id) is None
-        return Receipt(repeated=not new, group_complete=complete)
-
-    def _take(self, spec: GroupSpec, record: Record) -> Ended | None:
-        key = record.trajectory.key
-        self._records.add(record)
-        self.tally.received(record, spec)
-        graded = record.trajectory.reward is not None and not record.dropped
-        return self.book.record(key, graded=graded, oldest_version=record.oldest_version)
+        return await self._intake.submit(trajectory)
 
     # --- groups
 
     async def expire(self) -> None:
-        """Take back overdue leases and end overdue groups; call it now and then."""
-        await self._settle(self.book.expire(now()))
+        """Take back overdue leases and end overdue groups; call it now and then.
+
+        Raises ConfigError when an environment of the run cannot be had.
+        """
+        await self.endings.settle(self.book.expire(now()))
+        if self._giving_up.problem:
+            raise ConfigError(self._giving_up.problem)
         lacking = self.book.missing_capabilities(now()) - self._lacking
         if lacking:
             self._lacking |= lacking
@@ -192,7 +159,7 @@ class Dispatcher:
         self.lineage.add(policy)
         self.book.policy = policy
         if trained:
-            self._forget(group.spec.group_id for group in trained.all_groups)
+            self.endings.forget(group.spec.group_id for group in trained.all_groups)
         await self._drop_stale()
 
     async def take_batch(self) -> Batch:
@@ -200,33 +167,66 @@ class Dispatcher:
         while True:
             version = await self._drop_stale()
             async with self.changed:
-                if batch := self.batcher.take(version):
-                    return batch
-                await self.changed.wait()
+                batch = self.batcher.take(version)
+                if batch is None:
+                    await self.changed.wait()
+                    continue
+            if await self.endings.intact(batch):
+                return batch
+
+    def learn(self, step: int, batch: Batch) -> Snapshot:
+        """What the groups of a step teach the curriculum, to be journaled with its plan: await
+        nothing in between."""
+        if batch.replaced and batch.lacking:
+            _log.warning(
+                "a step trains on fewer groups with signal than groups_per_step, because"
+                " max_refill times as many without were replaced already",
+                step=step,
+                replaced=batch.replaced,
+                lacking=batch.lacking,
+            )
+        change = self.curriculum.learn(step, batch.outcomes)
+        return Snapshot(change, self._fresh.unjournaled)
+
+    def journaled(self, snapshot: Snapshot) -> None:
+        """What `learn` returned is on the disk."""
+        self._fresh.journaled(snapshot.drawn)
 
     async def add_eval(self, specs: Sequence[GroupSpec]) -> None:
         self.book.add(specs)
         await self.notify()
 
     async def drop_eval(self, group_ids: Sequence[str], reason: str) -> None:
-        await self._settle(self.book.drop(group_ids, reason))
+        await self.endings.settle(self.book.drop(group_ids, reason))
 
     async def restore(self, stored: StoredGroup) -> None:
         """Take up a group of an earlier epoch, its trajectories and its lease."""
         spec = stored.spec
+        if stored.damaged:
+            await self._journal.quarantine(stored.damaged)
+            return
         if not stored.leased:
             self.book.add([spec])
             return
         self.book.restore(spec, now())
         ended = [
-            self._take(spec, record_of(t, dropped or self._provenance.unusable(spec, t.policies)))
+            self.endings.take(
+                spec, record_of(t, dropped or self._provenance.unusable(spec, t.policies))
+            )
             for t, dropped in stored.trajectories
         ]
         if stored.lease:
             lease_id, worker_id, incarnation, request_id = stored.lease
             self.book.restore_lease(lease_id, spec.group_id, (worker_id, incarnation), now())
             self._remember((worker_id, request_id), lease_id)
-        await self._settle([e for e in ended if e])
+        await self.endings.settle([e for e in ended if e])
+
+    def restore_replaced(self, stored: StoredGroup) -> None:
+        """Count a group without signal with the next step, as it would have been before."""
+        records = [record_of(trajectory, dropped) for trajectory, dropped in stored.trajectories]
+        graded = tuple(r for r in records if r.trajectory.reward is not None and not r.dropped)
+        failed = tuple(r for r in records if r not in graded)
+        self.batcher.add_replaced(ReadyGroup(stored.spec, graded, failed, now(), now()))
 
     async def drain(self) -> None:
         """Give out no more work."""
@@ -261,72 +261,27 @@ class Dispatcher:
         if lease is None:
             return False
         self._remember((request.worker_id, request.request_id), lease_id)
-        self._records.leased(lease.group.group_id, now())
-        write = self._journal.leased(lease, request.incarnation, request.request_id, self.run_epoch)
-        task = self._journaling[lease_id] = self._start(write)
+        self.endings.records.leased(lease.group.group_id, now())
+        task = self._journaling[lease_id] = self._writes.start(self._journal_lease(lease, request))
         task.add_done_callback(lambda _: self._journaling.pop(lease_id))
         return True
+
+    async def _journal_lease(self, lease: Lease, request: LeaseRequest) -> None:
+        """With whatever was drawn before it."""
+        drawn = self._fresh.unjournaled
+        await self._journal.leased(
+            lease, request.incarnation, request.request_id, self.run_epoch, drawn
+        )
+        self._fresh.journaled(drawn)
 
     def _remember(self, asked: tuple[str, str], lease_id: str) -> None:
         self._answers[asked] = lease_id
         while len(self._answers) > _REMEMBERED_REQUESTS:
             self._answers.popitem(last=False)
 
-    async def _settle(self, ended: Sequence[Ended]) -> None:
-        """Hand complete groups on; journal dropped ones, with those that replace them."""
-        dropped = [e for e in ended if e.reason]
-        requeued = [spec for e in dropped if (spec := self._replacement(e))]
-        for group in ended:
-            ready = self._records.ready(group, now())
-            if group.reason:
-                self.tally.dropped(group.reason, ready)
-                self._forget([group.group.group_id])
-            elif group.group.purpose is Purpose.TRAIN:
-                self.batcher.add(ready)
-            else:
-                self._forget([group.group.group_id])
-                self.on_eval_group(ready)
-        if dropped:
-            await self._journal.drop_groups(dropped, requeued)
-        self.book.add(requeued)
-        await self.notify()
-
     async def _drop_stale(self) -> int:
         """End what the next step may no longer train on; returns the trainer's version."""
         version = self.book.policy.version if self.book.policy else 0
-        ended = self.book.drop_stale(self.batcher.oldest_allowed(version))
-        for group in self.batcher.drop_stale(version):
-            keys = tuple(record.trajectory.key for record in group.graded)
-            ended.append(Ended(group.spec, keys, group.oldest_version or 0, "stale"))
-        if ended:
-            await self._settle(ended)
+        if ended := self.endings.stale(version):
+            await self.endings.settle(ended)
         return version
-
-    def _replacement(self, ended: Ended) -> GroupSpec | None:
-        """A new group for a task that failed, or none when it is quarantined."""
-        spec = ended.group
-        if ended.reason != "too_few_graded" or spec.purpose is not Purpose.TRAIN:
-            return None
-        if spec.requeues >= self._max_requeues:
-            self.tally.quarantined(spec)
-            return None
-        return spec.requeued()
-
-    def _forget(self, group_ids: Iterable[str]) -> None:
-        ids = list(group_ids)
-        self.book.free(ids)
-        self._records.forget(ids)
-
-    def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.create_task(work)
-        self._writes.add(task)
-        task.add_done_callback(self._writes.discard)
-        return task
-
-    async def _finish(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do `work` to its end even when the caller goes away."""
-        return await asyncio.shield(self._start(work))
-
-
-def _ignore(group: ReadyGroup) -> None:
-    """Nobody evaluates."""

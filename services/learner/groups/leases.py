@@ -11,6 +11,7 @@ the groups in the book, so none can leak. EVAL groups hold slots of their own.
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
+from math import inf
 
 from services.learner.groups.backlog import Backlog
 from services.learner.groups.roster import Roster, Worker
@@ -74,8 +75,7 @@ class LeaseBook:
         for purpose in (Purpose.EVAL, Purpose.TRAIN):
             if not self._may_have_more(worker, purpose, now):
                 continue
-            group = self._pick(worker, purpose, free_attempts, now)
-            if group:
+            if group := self._pick(worker, purpose, free_attempts, now):
                 return self._grant(group, worker_id, lease_id, now)
         return None
 
@@ -125,20 +125,13 @@ class LeaseBook:
 
         A try of a group that is gone, or of an attempt that has ended, changes nothing.
         """
-        group = self._groups.get(key.group_id)
-        if group is None or group.complete:
+        if not self.waits_for(key):
             return None
+        group = self._groups[key.group_id]
         attempt = group.attempts[key.attempt_index]
-        if attempt.ended:
-            return None
         attempt.next_try = max(attempt.next_try, key.attempt_try + 1)
         if graded:
-            attempt.graded = key
-            if oldest_version is not None:
-                oldest = group.oldest_version
-                group.oldest_version = (
-                    oldest_version if oldest is None else min(oldest, oldest_version)
-                )
+            group.grade(key, oldest_version)
         attempt.ended = graded or attempt.next_try >= self.rules.max_tries
         return None if group.missing else self._end(group)
 
@@ -168,9 +161,7 @@ class LeaseBook:
         stale = [
             group.spec.group_id
             for group in self._groups.values()
-            if group.spec.purpose is Purpose.TRAIN
-            and group.oldest_version is not None
-            and group.oldest_version < oldest_allowed
+            if group.spec.purpose is Purpose.TRAIN and group.older_than(oldest_allowed)
         ]
         return self.drop(stale, "stale")
 
@@ -199,8 +190,7 @@ class LeaseBook:
         """What waiting groups need and no worker that lives can do."""
         if not self.workers.alive(now):
             return frozenset()
-        lost = [self._groups[group_id].spec for group_id in self._lost]
-        specs = [*self._backlog, *lost]
+        specs = [*self._backlog, *(self._groups[group_id].spec for group_id in self._lost)]
         needed = frozenset[str]().union(*(spec.task.needs for spec in specs))
         return needed - self.workers.capabilities(now)
 
@@ -208,6 +198,12 @@ class LeaseBook:
         """Whether a try would still change its group: neither is over."""
         group = self._groups.get(key.group_id)
         return bool(group and not group.complete and not group.attempts[key.attempt_index].ended)
+
+    def open_since(self, env: str) -> float:
+        """When the oldest group of an environment that is not complete was leased first;
+        infinity when there is none."""
+        own = (g for g in self._groups.values() if g.spec.task.env_key == env and not g.complete)
+        return min((g.deadline - self.rules.group_deadline_s for g in own), default=inf)
 
     # --- counts
 
@@ -257,14 +253,13 @@ class LeaseBook:
         return group
 
     def _next(self, worker: Worker, purpose: Purpose) -> GroupSpec | None:
-        slots = self.free_slots
-        if purpose is Purpose.EVAL:
-            slots = self.rules.eval_slots - self.held(purpose)
+        train = purpose is Purpose.TRAIN
+        slots = self.free_slots if train else self.rules.eval_slots - self.held(purpose)
         return self._backlog.first(purpose, worker.capabilities) if slots > 0 else None
 
     def _open(self, spec: GroupSpec, now: float) -> OpenGroup:
-        attempts = [Attempt() for _ in range(spec.size)]
-        return OpenGroup(spec, attempts, deadline=now + self.rules.group_deadline_s)
+        deadline = now + self.rules.group_deadline_s
+        return OpenGroup(spec, [Attempt() for _ in range(spec.size)], deadline)
 
     def _grant(self, group: OpenGroup, worker_id: str, lease_id: str, now: float) -> Lease:
         policy = group.spec.exact_policy or self.policy or PolicyId(0, 0)

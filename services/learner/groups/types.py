@@ -100,6 +100,16 @@ class OpenGroup:
     lease: Lease | None = None
     expires: float = 0.0
 
+    def grade(self, key: AttemptKey, oldest_version: int | None) -> None:
+        """Note a graded try, and the oldest version that wrote any of it."""
+        self.attempts[key.attempt_index].graded = key
+        versions = [v for v in (self.oldest_version, oldest_version) if v is not None]
+        self.oldest_version = min(versions, default=None)
+
+    def older_than(self, version: int) -> bool:
+        """Whether an older version wrote any of it."""
+        return self.oldest_version is not None and self.oldest_version < version
+
     @property
     def missing(self) -> tuple[tuple[int, int], ...]:
         return tuple((i, a.next_try) for i, a in enumerate(self.attempts) if not a.ended)

@@ -12,6 +12,7 @@ from services.learner.metrics.formulas import (
     train_throughput,
 )
 from services.learner.metrics.pace import Pace
+from services.learner.sampling.figures import sampling_metrics
 
 
 def step_times(
@@ -51,4 +52,5 @@ class StepMetrics:
             **timing_metrics(times),
             **train_throughput(batch, times),
             **self._pace.after(times, counters),
+            **sampling_metrics(self._dispatcher.curriculum, version + 1, batch),
         }

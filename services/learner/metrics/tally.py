@@ -25,6 +25,8 @@ class Counters:
     # By environment: TRAIN tries that ended, and those whose grade is not known.
     tries: Counter[str] = field(default_factory=Counter[str])
     no_grade: Counter[str] = field(default_factory=Counter[str])
+    # By environment: tries that the env_gateway would not even open.
+    refused: Counter[str] = field(default_factory=Counter[str])
 
 
 class Tally:
@@ -61,6 +63,10 @@ class Tally:
         """A task was dropped as often as it may be requeued."""
         self._counters.quarantined += 1
         _log.error("a task was given up", task=spec.task.key, env=spec.task.env_key)
+
+    def refused(self, env: str, tries: int) -> None:
+        """The env_gateway refused every try of a group."""
+        self._counters.refused[env] += tries
 
     def trained(self, group: ReadyGroup) -> None:
         """A group went into a step."""

@@ -193,7 +193,7 @@ class _Run:
         slots = (max_staleness + 1) * self.groups_per_step
         self.rules = LeaseRules(slots, 2, 10.0, 60.0, 2, 2)
         self.book = make_book(self.rules, size=3)
-        self.batcher = Batcher(groups_per_step=2, max_staleness=max_staleness, drop_constant=False)
+        self.batcher = Batcher(groups_per_step=2, max_staleness=max_staleness)
         self.max_staleness = max_staleness
         self.version, self.now, self.ids = 0, 0.0, count()
         self.leases: list[Lease] = []

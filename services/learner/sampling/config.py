@@ -1,0 +1,57 @@
+"""Which tasks come when: `[learner.sampling]`."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from services.common.config import Model
+
+Weight = Annotated[float, Field(ge=0)]
+
+
+class DifficultyConfig(Model):
+    """Leaves out for a while what every attempt solves, and what none does."""
+
+    enabled: bool = False
+    # Groups of a task before it may be parked.
+    min_groups: int = Field(default=2, ge=1)
+    # A task is parked at a running pass rate of at least `solved`, or of at most `impossible`.
+    solved: float = Field(default=0.95, ge=0, le=1)
+    impossible: float = Field(default=0.02, ge=0, le=1)
+    # Weight of a task's earlier groups against its newest; 1 forgets nothing.
+    decay: float = Field(default=0.5, gt=0, le=1)
+    # Share of an environment's draws that tries a parked task again; 0 never does.
+    probe_share: float = Field(default=0.1, ge=0, le=0.5)
+
+    @model_validator(mode="after")
+    def _there_is_something_between(self) -> Self:
+        if self.impossible >= self.solved:
+            raise ValueError(
+                f"impossible is {self.impossible}, which must be below solved, {self.solved}"
+            )
+        return self
+
+
+class SamplingConfig(Model):
+    """The order of tasks."""
+
+    # How many groups each environment gets: the same number, a number that is proportional to
+    # its tasks, or what `weights` says.
+    mixing: Literal["uniform", "proportional", "weights"] = "uniform"
+    # By environment, for `mixing = "weights"`; 0 leaves an environment out.
+    weights: dict[str, Weight] = Field(default_factory=dict[str, Weight])
+    # Every environment has so many of each `groups_per_step` groups, whatever its weight.
+    min_per_env: int = Field(default=0, ge=0)
+    # Steps of an epoch, for the metric; absent means as many groups as there are tasks.
+    epoch_steps: int | None = Field(default=None, ge=1)
+    # Most of an environment's tasks that may be quarantined.
+    quarantine_share: float = Field(default=0.1, ge=0, le=1)
+    difficulty: DifficultyConfig = DifficultyConfig()
+
+    @model_validator(mode="after")
+    def _weights_belong_to_their_mixing(self) -> Self:
+        if self.mixing == "weights" and not any(self.weights.values()):
+            raise ValueError('mixing is "weights", but no environment has a weight above 0')
+        if self.mixing != "weights" and self.weights:
+            raise ValueError(f'weights need mixing = "weights", not "{self.mixing}"')
+        return self

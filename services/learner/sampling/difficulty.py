@@ -1,0 +1,39 @@
+"""Which tasks the policy can learn nothing from now."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services.learner.sampling.changes import Standing, TaskState
+from services.learner.sampling.config import DifficultyConfig
+from services.learner.trajectory import PASS_REWARD
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The rewards of one group's graded attempts."""
+
+    task: str
+    rewards: Sequence[float]
+
+    @property
+    def has_signal(self) -> bool:
+        """Some attempt was better than another."""
+        return len(set(self.rewards)) > 1
+
+
+def take_in(state: TaskState, outcome: Outcome, config: DifficultyConfig) -> Standing:
+    """Add a group to what is known of its task; returns how the task should stand.
+
+    The pass rate is sum(decay^k passes_k) / sum(decay^k attempts_k) over its groups, k = 0 the
+    newest: an exponentially weighted mean over attempts. A group with signal is never a reason
+    to park its task, whatever its pass rate: partial rewards teach without a pass.
+    """
+    state.groups += 1
+    passes = sum(reward >= PASS_REWARD for reward in outcome.rewards)
+    state.passes = config.decay * state.passes + passes
+    state.attempts = config.decay * state.attempts + len(outcome.rewards)
+    if outcome.has_signal or state.groups < config.min_groups:
+        return Standing.ACTIVE
+    if state.pass_rate >= config.solved:
+        return Standing.SOLVED
+    return Standing.IMPOSSIBLE if state.pass_rate <= config.impossible else Standing.ACTIVE

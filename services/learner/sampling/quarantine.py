@@ -1,0 +1,52 @@
+"""Whether it is a task that cannot be graded, or the world around it. No clock of its own.
+
+A task that failed is given up. It is quarantined only when another task of its environment was
+graded by a try that was under way in the meantime: while a gateway or an environment is down,
+nothing is, and no task is to blame.
+"""
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+
+# Tasks of one environment that wait for a witness; more come back in the next pass.
+_WAITING = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A task that was given up, and from when to when it was tried, in monotonic seconds."""
+
+    task: str
+    began: float
+    ended: float
+
+
+class Witnesses:
+    """What was graded lately, and who waits for something to be graded, by environment."""
+
+    def __init__(self) -> None:
+        # When a try of a task was graded last: of the two tasks that were last.
+        self._graded: dict[str, OrderedDict[str, float]] = {}
+        self._waiting: dict[str, deque[Suspect]] = {}
+
+    def graded(self, env: str, task: str, began: float, ended: float) -> list[Suspect]:
+        """A try was graded; returns the tasks that it shows to be at fault themselves."""
+        lately = self._graded.setdefault(env, OrderedDict())
+        lately[task] = ended
+        lately.move_to_end(task)
+        while len(lately) > 2:
+            lately.popitem(last=False)
+        waiting = self._waiting.pop(env, deque[Suspect]())
+        guilty = [s for s in waiting if s.task != task and began <= s.ended]
+        left = [s for s in waiting if s.task != task and began > s.ended]
+        if left:
+            self._waiting[env] = deque(left, maxlen=_WAITING)
+        return guilty
+
+    def suspect(self, env: str, suspect: Suspect) -> bool:
+        """Whether a task is at fault itself; when nobody knows yet, `graded` may tell later."""
+        lately = self._graded.get(env, {})
+        if any(task != suspect.task and at >= suspect.began for task, at in lately.items()):
+            return True
+        self._waiting.setdefault(env, deque(maxlen=_WAITING)).append(suspect)
+        return False
