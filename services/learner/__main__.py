@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 from services.common.main import RegistryContract, Runtime, entry
 from services.learner.config import LearnerConfig
+from services.learner.ports import RemoteStore
 
 
 def _load() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
@@ -24,13 +25,24 @@ def _load() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
         tracker = trackers_of(tracking, runtime.run_id, runtime.run_dir, runtime.spec)
         try:
             address = await weights.start(runtime.token)
-            await run_learner(runtime, Vendors(ranks, tracker, digest, weights, address))
+            vendors = Vendors(ranks, tracker, digest, weights, address, _store(runtime))
+            await run_learner(runtime, vendors)
         finally:
             await ranks.close()
             await weights.close()
             await asyncio.to_thread(tracker.close)
 
     return run
+
+
+def _store(runtime: Runtime[LearnerConfig]) -> RemoteStore | None:
+    """Where the run's checkpoints are uploaded to, if anywhere."""
+    checkpoint = runtime.config.checkpoint
+    if checkpoint.remote is None:
+        return None
+    from services.learner.adapters.remote_fsspec import open_store
+
+    return open_store(f"{checkpoint.remote}/{runtime.run_id}", checkpoint.remote_options)
 
 
 def _registry() -> RegistryContract:

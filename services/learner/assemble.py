@@ -9,10 +9,13 @@ import grpc.aio
 
 from flotilla.learner.v1 import group_service_pb2_grpc, policy_service_pb2_grpc
 from services.common import rpc
+from services.common.config import canonical_json
 from services.common.errors import ConfigError
 from services.common.runtime import Runtime
 from services.learner.broadcast import CANARY_TOLERANCE, Broadcast
-from services.learner.checkpoints.folders import Checkpoints
+from services.learner.checkpoints import remote_claim
+from services.learner.checkpoints.remote import Elsewhere, NoUploads, UploadedCheckpoints
+from services.learner.checkpoints.remote_upload import Identity
 from services.learner.clock import RunClock
 from services.learner.codec import Limits
 from services.learner.config import LearnerConfig
@@ -26,7 +29,7 @@ from services.learner.metrics.meters import shower
 from services.learner.metrics.recorder import tracked_run
 from services.learner.parts import Parts
 from services.learner.policy_service import PolicyService
-from services.learner.ports import Ranks, Snapshots, Tracker
+from services.learner.ports import Ranks, RemoteStore, Snapshots, Tracker
 from services.learner.same_run import check_tasks_are_the_same, check_tokenizer_is_the_same
 from services.learner.sampling.tasks import TaskFileError, load_tasks
 from services.learner.service import GroupService
@@ -44,12 +47,14 @@ class Vendors:
         tokenizer_digest: bytes,
         snapshots: Snapshots | None = None,
         weight_server: str | None = None,
+        store: RemoteStore | None = None,
     ) -> None:
         self.ranks = ranks
         self.tracker = tracker
         self.tokenizer_digest = tokenizer_digest
         self.snapshots = snapshots
         self.weight_server = weight_server
+        self.store = store
 
 
 async def run_learner(runtime: Runtime[LearnerConfig], vendors: Vendors) -> None:
@@ -64,10 +69,26 @@ async def run_learner(runtime: Runtime[LearnerConfig], vendors: Vendors) -> None
         await check_tokenizer_is_the_same(journal, vendors.tokenizer_digest)
         if config.mode == "train":
             await check_tasks_are_the_same(journal, tasks, config.tasks, runtime.shared.seed)
+        place = _elsewhere(runtime, vendors.store)
+        await remote_claim.check(place, journal, runtime.run_id)
         dispatcher = await start_dispatcher(config, journal, tasks, runtime.shared.seed)
-        await _serve(runtime, vendors, journal, dispatcher, eval_sets)
+        who = Identity(runtime.run_id, dispatcher.run_epoch, runtime.incarnation)
+        uploads = await remote_claim.begin(place, journal, who)
+        try:
+            await _serve(runtime, vendors, journal, dispatcher, eval_sets, uploads)
+            await uploads.finish(config.checkpoint.remote_exit_s)
+        finally:
+            uploads.close()
     finally:
         await journal.close()
+
+
+def _elsewhere(runtime: Runtime[LearnerConfig], store: RemoteStore | None) -> Elsewhere | None:
+    """Where checkpoints are uploaded to, if anywhere; an evaluation makes none."""
+    if store is None or runtime.config.mode != "train":
+        return None
+    spec = canonical_json(runtime.spec)
+    return Elsewhere(store, runtime.run_dir, spec, runtime.config.checkpoint.remote_keep)
 
 
 def _load_task_files(config: LearnerConfig) -> tuple[list[Any], list[EvalSet]]:
@@ -88,6 +109,7 @@ async def _serve(
     journal: Journal,
     dispatcher: Dispatcher,
     eval_sets: list[EvalSet],
+    uploads: NoUploads,
 ) -> None:
     config = runtime.config
     runtime.watchdog.limit_s = config.stall_s
@@ -98,7 +120,9 @@ async def _serve(
         attach_grace_s=config.attach_grace_s,
     )
     server = _server(runtime, vendors, dispatcher, broadcast, status, limits)
-    parts = await _parts(runtime, vendors, journal, dispatcher, broadcast, status, eval_sets)
+    parts = await _parts(
+        runtime, vendors, journal, dispatcher, broadcast, status, eval_sets, uploads
+    )
     async with rpc.serving(server, runtime.listen) as serving:
 
         def loaded(info: ModelInfo) -> None:
@@ -111,7 +135,7 @@ async def _serve(
         runtime.log.info("serving", address=serving.address, run_epoch=dispatcher.run_epoch)
         loop = Loop(parts, on_loaded=loaded)
         try:
-            await _run(loop, dispatcher, journal, runtime, status)
+            await _run(loop, dispatcher, journal, uploads, runtime, status)
         finally:
             serving.set_serving(False)
             # Calls that wait would hold up the server's end.
@@ -160,6 +184,7 @@ async def _parts(
     broadcast: Broadcast,
     status: Status,
     eval_sets: list[EvalSet],
+    uploads: NoUploads,
 ) -> Parts:
     config = runtime.config
     meta = await journal.meta()
@@ -174,13 +199,15 @@ async def _parts(
         dispatcher=dispatcher,
         broadcast=broadcast,
         snapshots=vendors.snapshots,
-        checkpoints=Checkpoints(
+        checkpoints=UploadedCheckpoints(
+            uploads,
             runtime.run_dir,
             journal,
             run_id=runtime.run_id,
             run_epoch=dispatcher.run_epoch,
             keep=config.checkpoint.keep,
         ),
+        uploads=uploads,
         eval_sets=eval_sets,
         tracker=vendors.tracker,
         tracked=tracked,
@@ -204,6 +231,7 @@ async def _run(
     loop: Loop,
     dispatcher: Dispatcher,
     journal: Journal,
+    uploads: NoUploads,
     runtime: Runtime[LearnerConfig],
     status: Status,
 ) -> None:
@@ -213,6 +241,7 @@ async def _run(
         asyncio.create_task(_every(dispatcher.book.rules.ttl_s / 4, dispatcher.expire)),
         asyncio.create_task(_when(runtime.drain, dispatcher.drain)),
         asyncio.create_task(journal.broken()),
+        asyncio.create_task(uploads.fenced()),
         asyncio.create_task(_show(shower(dispatcher, status, runtime.watchdog))),
     ]
     try:

@@ -8,6 +8,7 @@ from pathlib import Path
 from services.common.watchdog import Watchdog
 from services.learner.broadcast import Broadcast
 from services.learner.checkpoints.folders import Checkpoints
+from services.learner.checkpoints.remote import NoUploads
 from services.learner.clock import RunClock
 from services.learner.config import LearnerConfig
 from services.learner.evaluation.report import EvalSet
@@ -31,6 +32,7 @@ class Parts:
     # None when every worker shares memory with the learner.
     snapshots: Snapshots | None
     checkpoints: Checkpoints
+    uploads: NoUploads
     eval_sets: Sequence[EvalSet]
     tracker: Tracker
     tracked: TrackedRun

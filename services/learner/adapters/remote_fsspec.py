@@ -20,7 +20,8 @@ from services.learner.ports import RemoteError, RemoteRefusedError
 _PART_BYTES = 16 << 20
 _PARTS_AT_ONCE = 4
 _MAX_PARTS = 5_000
-# Errors of vendors by the name of their class: no credentials at all.
+# Errors of vendors by the name of their class: no credentials at all. A TypeError is an option that
+# the file system does not know.
 _REFUSALS = {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"}
 _S3 = ("s3", "s3a")
 
@@ -125,7 +126,8 @@ class FsspecStore:
             raise RemoteRefusedError(f"{self._at(name)} is not there: {_text(error)}") from error
         # Every vendor has exceptions of its own, with no base class in common.
         except Exception as error:
-            kind = RemoteRefusedError if type(error).__name__ in _REFUSALS else RemoteError
+            refused = isinstance(error, TypeError) or type(error).__name__ in _REFUSALS
+            kind = RemoteRefusedError if refused else RemoteError
             raise kind(f"{self._at(name)}: {_text(error)}") from error
 
     def _at(self, name: str) -> str:

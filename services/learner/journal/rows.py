@@ -5,7 +5,7 @@ import sqlite3
 from typing import Any
 
 from services.learner.groups.types import GroupSpec, Purpose
-from services.learner.journal.schema import StoredGroup
+from services.learner.journal.schema import LOST_WITH_DISK, StoredGroup
 from services.learner.journal.trajectories import keys_of, trajectories_of
 from services.learner.sampling.tasks import Task
 from services.learner.types import AttemptKey, PolicyId
@@ -64,8 +64,11 @@ def accounts(db: sqlite3.Connection) -> dict[str, int]:
                 ELSE 'queued' END AS fate, count(*)
     FROM trajectories t JOIN groups g USING (group_id) GROUP BY fate"""
     fates = dict(db.execute(sql).fetchall())
-    (acknowledged,) = db.execute("SELECT count(*) FROM trajectories").fetchone()
-    return {**fates, "acknowledged": acknowledged}
+    (received,) = db.execute("SELECT count(*) FROM trajectories").fetchone()
+    query = "SELECT CAST(value AS INTEGER) FROM meta WHERE key = ?"
+    (lost,) = db.execute(query, (LOST_WITH_DISK,)).fetchone() or (0,)
+    gone = {LOST_WITH_DISK: lost} if lost else {}
+    return {**fates, **gone, "acknowledged": received + lost}
 
 
 def _stored_groups(db: sqlite3.Connection, condition: str) -> list[StoredGroup]:

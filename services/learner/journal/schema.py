@@ -8,6 +8,10 @@ from services.learner.types import AttemptKey, StepSettings
 
 SCHEMA_VERSION = "2"
 
+# In `meta`: how many acknowledged tries went down with the disks of earlier starts, and are in no
+# table any more.
+LOST_WITH_DISK = "lost_with_disk"
+
 TABLES = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS epochs (

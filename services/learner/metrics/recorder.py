@@ -50,6 +50,7 @@ class Recorder:
             parts.dispatcher.tally.trained(group)
         metrics = self._metrics.of(batch, base, step_times(batch, stages, whole, sync))
         metrics.update(_of_ranks(result))
+        metrics.update(parts.uploads.metrics())
         first = parts.clock.to_first_step
         metrics["timing/to_first_step"] = first if first is not None else 0.0
         histograms = {**step_histograms(batch.all_groups, base), **result.histograms}

@@ -1,0 +1,292 @@
+"""Uploads of checkpoints beside training: a thread, and a queue of one that the newest wins."""
+
+import asyncio
+import sqlite3
+import threading
+import time
+from concurrent.futures import Future
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.common.log import get_logger
+from services.learner.checkpoints import remote_stage
+from services.learner.checkpoints.folders import Checkpoints
+from services.learner.checkpoints.remote_layout import Progress, Stamp
+from services.learner.checkpoints.remote_stage import ACKNOWLEDGED, Staged
+from services.learner.checkpoints.remote_upload import (
+    FencedError,
+    Identity,
+    LocalDamageError,
+    Uploader,
+)
+from services.learner.journal.schema import CheckpointRow
+from services.learner.journal.store import Journal
+from services.learner.journal.writer import connect
+from services.learner.ports import Ranks, RemoteError, RemoteRefusedError, RemoteStore
+
+# Between two uploads that failed, and between two looks at whether the run went on elsewhere.
+RETRY_S = 15.0
+BEAT_S = 20.0
+_HURRIED_S = 1.0
+_POLL_S = 0.05
+_log = get_logger(__name__)
+
+
+class UploadError(Exception):
+    """The last checkpoint is not in the store; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """What uploads are about: the store, the run's files, and how many checkpoints to keep."""
+
+    store: RemoteStore
+    run_dir: Path
+    # Canonical JSON of the run's spec.
+    spec: str
+    keep: int
+
+
+class NoUploads:
+    """Of a run whose checkpoints are in its folder alone."""
+
+    async def offer(self, row: CheckpointRow) -> None:
+        """There is nowhere to upload it to."""
+
+    async def fenced(self) -> None:
+        """Nobody could tell: waits for ever."""
+        await asyncio.Event().wait()
+
+    async def finish(self, timeout_s: float) -> None:
+        """Nothing is under way."""
+
+    def metrics(self) -> dict[str, float]:
+        """None."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Uploads(NoUploads):
+    """Everything that one learner does in the store, once the epoch is its own (`remote_claim`)."""
+
+    def __init__(self, place: Elsewhere, journal: Path, who: Identity) -> None:
+        self._place = place
+        self._journal = journal
+        self._who = who
+        self._ending = threading.Event()
+        self._change = threading.Condition()
+        self._pending: Staged | None = None
+        self._busy = False
+        self._staging = 0
+        self._hurried = False
+        self._failure: Exception | None = None
+        self._metrics: dict[str, float] = {}
+        self._uploader = Uploader(
+            place.store, who, place.run_dir, keep=place.keep, wait=self._ending.wait
+        )
+        # Ends with the FencedError when the run went on elsewhere.
+        self._fenced: Future[None] = Future()
+        self._fenced.set_running_or_notify_cancel()
+        for work, name in ((self._upload_all, "uploads"), (self._beat, "uploads-beat")):
+            # Daemons: a store that hangs must not keep the process from ending.
+            threading.Thread(target=work, name=name, daemon=True).start()
+
+    async def offer(self, row: CheckpointRow) -> None:
+        """Have a committed checkpoint uploaded some time; returns once it is held."""
+        held: Future[None] = Future()
+        with self._change:
+            self._staging += 1
+        threading.Thread(target=self._stage, args=(row, held), daemon=True).start()
+        await asyncio.wrap_future(held)
+
+    async def fenced(self) -> None:
+        """Wait until the run goes on elsewhere; raises FencedError."""
+        await asyncio.wrap_future(self._fenced)
+
+    async def finish(self, timeout_s: float) -> None:
+        """Wait until the newest checkpoint is in the store. Raises UploadError, FencedError."""
+        deadline = time.monotonic() + timeout_s
+        await asyncio.to_thread(self._note_progress)
+        if not self._idle():
+            _log.info("waiting for the last upload", at_most_s=timeout_s)
+            self._hurry()
+        while not self._idle() and not isinstance(self._failure, RemoteRefusedError):
+            if time.monotonic() > deadline:
+                self._failure = self._failure or UploadError(f"it takes more than {timeout_s:g} s")
+                break
+            await asyncio.sleep(_POLL_S)
+        if self._fenced.done():
+            self._fenced.result()
+        if self._failure is not None:
+            raise UploadError(
+                f"the last checkpoint is not at {self._place.store.url}: {self._failure}. It is"
+                f" still in {self._place.run_dir}; the run, resumed, uploads it"
+            ) from self._failure
+
+    def _hurry(self) -> None:
+        """Try again now what failed a while ago."""
+        with self._change:
+            self._hurried = True
+            if self._pending or self._busy:
+                self._failure = None
+            self._change.notify_all()
+
+    def metrics(self) -> dict[str, float]:
+        """Of uploads that ended since the last call: `timing/upload` and what went."""
+        with self._change:
+            metrics, self._metrics = self._metrics, {}
+        return metrics
+
+    def close(self) -> None:
+        """End both threads soon. What is under way stays unfinished, and so without a manifest."""
+        self._ending.set()
+        with self._change:
+            self._change.notify_all()
+
+    # --- threads
+
+    def _stage(self, row: CheckpointRow, held: Future[None]) -> None:
+        place, stamp = self._place, Stamp(self._who.run_epoch, row.step)
+        source = remote_stage.Source(row, place.run_dir, self._journal, place.spec)
+        try:
+            self._enqueue(remote_stage.stage(source, stamp, lambda: held.set_result(None)))
+        except (OSError, sqlite3.Error) as error:
+            # Training goes on: the checkpoint itself is safe where it is.
+            self._failed(error, row.step)
+        finally:
+            with self._change:
+                self._staging -= 1
+            if not held.done():
+                held.set_result(None)
+
+    def _enqueue(self, staged: Staged) -> None:
+        with self._change:
+            older, self._pending = self._pending, staged
+            if older is not None and older.stamp > staged.stamp:
+                older, self._pending = staged, older
+            self._change.notify_all()
+        if older is not None:
+            older.discard()
+
+    def _upload_all(self) -> None:
+        while (staged := self._next()) is not None:
+            try:
+                self._upload(staged)
+            except FencedError as error:
+                self._fence(error)
+                return
+            finally:
+                with self._change:
+                    self._busy = False
+
+    def _fence(self, error: FencedError) -> None:
+        """Both threads find out."""
+        with self._change:
+            if not self._fenced.done():
+                self._fenced.set_exception(error)
+
+    def _next(self) -> Staged | None:
+        """Waits for a checkpoint; None when the learner ends."""
+        with self._change:
+            self._change.wait_for(lambda: self._pending or self._ending.is_set())
+            if self._ending.is_set():
+                return None
+            staged, self._pending, self._busy = self._pending, None, True
+            return staged
+
+    def _upload(self, staged: Staged) -> None:
+        step, began = staged.stamp.step, time.monotonic()
+        try:
+            sent = self._uploader.upload(staged)
+        except LocalDamageError as error:
+            self._failed(error, step)
+            staged.discard()
+            return
+        except (RemoteError, OSError) as error:
+            self._failed(error, step)
+            self._again(staged)
+            return
+        staged.discard()
+        seconds = time.monotonic() - began
+        with self._change:
+            self._failure = None
+            self._metrics |= {"timing/upload": seconds, "checkpoint/uploaded_bytes": float(sent)}
+        if sent:
+            _log.info("uploaded", step=step, bytes=sent, seconds=round(seconds, 1))
+
+    def _failed(self, error: Exception, step: int) -> None:
+        if self._ending.is_set():
+            return
+        _log.error("a checkpoint could not be uploaded", step=step, why=str(error))
+        with self._change:
+            self._failure = error
+            failures = self._metrics.get("checkpoint/upload_failures", 0.0)
+            self._metrics["checkpoint/upload_failures"] = failures + 1
+
+    def _again(self, staged: Staged) -> None:
+        """Keep it for another try, unless a newer one has come."""
+        with self._change:
+            if self._pending is None:
+                self._pending = staged
+                pause_s = _HURRIED_S if self._hurried else RETRY_S
+                self._change.wait_for(lambda: self._pending is not staged, pause_s)
+                return
+        staged.discard()
+
+    def _idle(self) -> bool:
+        with self._change:
+            return self._fenced.done() or not (self._pending or self._busy or self._staging)
+
+    def _beat(self) -> None:
+        """Note in the store how far the run is, and find out whether it went on elsewhere."""
+        while not self._fenced.done():
+            self._note_progress()
+            if self._ending.wait(BEAT_S):
+                return
+
+    def _note_progress(self) -> None:
+        try:
+            self._uploader.check_fence()
+            with closing(connect(self._journal, read_only=True)) as db:
+                (acknowledged,) = db.execute(ACKNOWLEDGED).fetchone()
+                (step,) = db.execute("SELECT coalesce(max(step), 0) FROM plans").fetchone()
+            now = Progress(self._who.run_epoch, acknowledged, step)
+            self._place.store.write(now.name, now.encode())
+        except FencedError as error:
+            self._fence(error)
+        except (RemoteError, sqlite3.Error) as error:
+            if not self._ending.is_set():
+                _log.warning("cannot note the run's progress in the store", why=str(error))
+
+
+class UploadedCheckpoints(Checkpoints):
+    """Checkpoints of which each is also uploaded, once it is committed."""
+
+    def __init__(
+        self,
+        uploads: NoUploads,
+        run_dir: Path,
+        journal: Journal,
+        *,
+        run_id: str,
+        run_epoch: int,
+        keep: int,
+    ) -> None:
+        super().__init__(run_dir, journal, run_id=run_id, run_epoch=run_epoch, keep=keep)
+        self._uploads = uploads
+
+    async def save(self, ranks: Ranks, step: int) -> CheckpointRow:
+        """As in a folder alone; the upload is only begun."""
+        row = await super().save(ranks, step)
+        await self._uploads.offer(row)
+        return row
+
+    async def newest(self) -> CheckpointRow | None:
+        """As in a folder alone; its upload may have been cut off by the end of the last start."""
+        row = await super().newest()
+        if row is not None:
+            await self._uploads.offer(row)
+        return row

@@ -1,0 +1,85 @@
+"""Whose a run is: each start of a learner claims its epoch in the store before it does anything."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from services.common.errors import ConfigError
+from services.learner.checkpoints import remote_stage
+from services.learner.checkpoints.remote import Elsewhere, NoUploads, Uploads
+from services.learner.checkpoints.remote_layout import Marker
+from services.learner.checkpoints.remote_upload import Identity, persist, read_markers, sleep
+from services.learner.journal.store import Journal
+from services.learner.ports import RemoteStore
+
+T = TypeVar("T")
+
+# In the journal's meta: names of the markers of all starts that led to it.
+KNOWN_MARKERS = "remote_markers"
+# What the last restoration found.
+RESTORED = "restored"
+
+
+async def check(place: Elsewhere | None, journal: Journal, run_id: str) -> None:
+    """Raises ConfigError when the store knows of a start of this run that the journal does not.
+
+    So for an old disk that comes back, and for a new run under an old run's id. Raises RemoteError
+    when the store cannot be asked.
+    """
+    if place is None:
+        return
+    store = place.store
+    known = (await journal.meta()).get(KNOWN_MARKERS, [])
+    markers = await asyncio.to_thread(_ask, lambda: read_markers(store))
+    foreign = max((m.run_epoch for m in markers if m.name not in known), default=None)
+    if foreign is not None:
+        raise ConfigError(
+            f"learner.checkpoint.remote: {store.url} has epoch {foreign} of run {run_id}, which"
+            f" {journal.path} does not know: the run went on elsewhere. To go on from there:"
+            f" flotilla train SPEC --resume {store.url}, with another --runs folder; otherwise"
+            " start a new run"
+        )
+
+
+async def begin(place: Elsewhere | None, journal: Journal, who: Identity) -> NoUploads:
+    """Claim the epoch in the store, and be ready for uploads. Raises ConfigError when another
+    learner claims it at the same moment, RemoteError when the store cannot be asked."""
+    meta = await journal.meta()
+    _tell_of_losses(meta.get(RESTORED), journal, who.run_epoch)
+    if place is None:
+        return NoUploads()
+    forks = await journal.forks()
+    marker = Marker(who.run_epoch, who.incarnation, forks[who.run_epoch])
+    # First the journal: a claim that it does not know would be somebody else's for ever.
+    await journal.set_meta({KNOWN_MARKERS: [*meta.get(KNOWN_MARKERS, []), marker.name]})
+    await asyncio.to_thread(_claim, place.store, marker)
+    await asyncio.to_thread(remote_stage.clear, place.run_dir)
+    return Uploads(place, journal.path, who)
+
+
+def _tell_of_losses(restored: dict[str, Any] | None, journal: Journal, run_epoch: int) -> None:
+    """Once, at the first start after a restoration."""
+    if restored is None or restored["newest_epoch"] + 1 != run_epoch:
+        return
+    if restored["lost"] or restored["lost_steps"]:
+        text = (
+            f"lost with the disk: at least {restored['lost']} acknowledged tries and"
+            f" {restored['lost_steps']} steps that were newer than the checkpoint"
+        )
+        journal.incidents.report("lost_with_disk", text, restored["url"])
+
+
+def _claim(store: RemoteStore, marker: Marker) -> None:
+    _ask(lambda: store.write(marker.name, marker.encode()))
+    markers = _ask(lambda: read_markers(store))
+    if any(m.run_epoch >= marker.run_epoch and m.name != marker.name for m in markers):
+        _ask(lambda: store.remove([marker.name]))
+        raise ConfigError(
+            f"learner.checkpoint.remote: another learner goes on with the run at {store.url} at"
+            f" this moment, in epoch {marker.run_epoch}: end one of them"
+        )
+
+
+def _ask(ask: Callable[[], T]) -> T:
+    """At the start, when nobody waits for anything else."""
+    return persist(ask, sleep, attempts=4)

@@ -1,0 +1,182 @@
+"""What the store of a run holds, and which of it counts; pure.
+
+    epochs/e000003-INCARNATION.json    that a learner began epoch 3, and at which step
+    checkpoints/e000003-s000020/...    files of the checkpoint that epoch 3 made at step 20
+    manifests/e000003-s000020.json     written when all of them are there, and only then
+    progress/e000003.json              how far epoch 3 has come, for counting what a disk took along
+
+A checkpoint exists when its manifest does. Epochs fence each other: what an epoch made after the
+step at which a later one began is not of the run any more, whenever it was written.
+"""
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+FORMAT = 1
+MANIFESTS, CHECKPOINTS, EPOCHS, PROGRESS = "manifests", "checkpoints", "epochs", "progress"
+# Below the folder of a checkpoint: the ranks' own files, and those of the run.
+RANK_FOLDER = "ranks"
+JOURNAL, SPEC, METRICS = "journal.sqlite", "spec.json", "metrics.jsonl"
+
+_STAMP = re.compile(r"e(\d{6,})-s(\d{6,})")
+_MARKER = re.compile(r"e(\d{6,})-([0-9a-z]+)")
+
+
+class LayoutError(ValueError):
+    """A file in the store is not what its name says; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Stamp:
+    """What a remote checkpoint is named by. Readers take the highest that counts."""
+
+    run_epoch: int
+    step: int
+
+    def __str__(self) -> str:
+        return f"e{self.run_epoch:06d}-s{self.step:06d}"
+
+    @property
+    def manifest(self) -> str:
+        return f"{MANIFESTS}/{self}.json"
+
+    @property
+    def folder(self) -> str:
+        return f"{CHECKPOINTS}/{self}"
+
+    @classmethod
+    def of(cls, text: str) -> "Stamp | None":
+        """From its text; None when it is something else."""
+        found = _STAMP.fullmatch(text)
+        return cls(int(found[1]), int(found[2])) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file of a checkpoint: SHA-256 hex and length."""
+
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """All files of one checkpoint, by their names below its folder."""
+
+    stamp: Stamp
+    run_id: str
+    schema_version: str
+    # How many tries the journal in it had acknowledged.
+    acknowledged: int
+    files: Mapping[str, RemoteFile]
+
+    def encode(self) -> bytes:
+        return _json({"format": FORMAT, **asdict(self)})
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """That a learner began an epoch, replayed up to `forked_step`."""
+
+    run_epoch: int
+    incarnation: str
+    forked_step: int
+
+    @property
+    def name(self) -> str:
+        return f"{EPOCHS}/e{self.run_epoch:06d}-{self.incarnation}.json"
+
+    def encode(self) -> bytes:
+        return _json(asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far an epoch has come: tries that its journal acknowledged, and steps planned."""
+
+    run_epoch: int
+    acknowledged: int
+    step: int
+
+    @property
+    def name(self) -> str:
+        return f"{PROGRESS}/e{self.run_epoch:06d}.json"
+
+    def encode(self) -> bytes:
+        return _json(asdict(self))
+
+
+def decode_manifest(data: bytes, stamp: Stamp) -> Manifest:
+    """Raises LayoutError when it is torn, foreign, or names files outside of its folder."""
+    try:
+        fields: Any = json.loads(data)
+        made_as = fields["format"]
+        own = Stamp(int(fields["stamp"]["run_epoch"]), int(fields["stamp"]["step"]))
+        facts = (str(fields["run_id"]), str(fields["schema_version"]), int(fields["acknowledged"]))
+        files = {
+            str(name): RemoteFile(str(file["sha256"]), int(file["size_bytes"]))
+            for name, file in fields["files"].items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LayoutError(f"not a manifest: {error!r}") from error
+    if made_as != FORMAT:
+        raise LayoutError(f"format {made_as!r}, this learner reads {FORMAT}")
+    if own != stamp:
+        raise LayoutError(f"it is the manifest of {own}")
+    for name in files:
+        _check_inside(name)
+    return Manifest(stamp, *facts, files)
+
+
+def decode_marker(data: bytes, name: str) -> Marker:
+    """What a file under `epochs/` says; its name alone where the writer was cut off."""
+    run_epoch, incarnation = marker_of(name) or (0, "")
+    try:
+        return Marker(run_epoch, incarnation, int(json.loads(data)["forked_step"]))
+    except (ValueError, KeyError, TypeError):
+        # Who was cut off here has trained nothing, so it replaces nothing.
+        return Marker(run_epoch, incarnation, 2**62)
+
+
+def decode_progress(data: bytes) -> Progress | None:
+    """None when it was cut off."""
+    try:
+        fields: Any = json.loads(data)
+        return Progress(*(int(fields[n]) for n in ("run_epoch", "acknowledged", "step")))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def marker_of(name: str) -> tuple[int, str] | None:
+    """Run epoch and incarnation of a marker, from its name."""
+    found = _MARKER.fullmatch(PurePosixPath(name).stem)
+    return (int(found[1]), found[2]) if found else None
+
+
+def stamps(names: Iterable[str]) -> list[Stamp]:
+    """Of the manifests, oldest first."""
+    found = (Stamp.of(PurePosixPath(n).stem) for n in names if n.endswith(".json"))
+    return sorted(stamp for stamp in found if stamp is not None)
+
+
+def surviving(found: Iterable[Stamp], markers: Collection[Marker]) -> list[Stamp]:
+    """Those that are of the run, oldest first: no later epoch began before their step."""
+    return sorted(
+        stamp
+        for stamp in found
+        if all(m.run_epoch <= stamp.run_epoch or stamp.step <= m.forked_step for m in markers)
+    )
+
+
+def _check_inside(name: str) -> None:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or str(path) != name or "\0" in name:
+        raise LayoutError(f"{name!r} is no name of a file below the checkpoint's folder")
+
+
+def _json(fields: Mapping[str, Any]) -> bytes:
+    return (json.dumps(fields, indent=1, sort_keys=True) + "\n").encode()

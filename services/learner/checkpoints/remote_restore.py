@@ -1,0 +1,246 @@
+"""Brings a run from the store to a folder on this machine, whole or not at all. Blocks.
+
+What the disk of the run held beyond its newest remote checkpoint is lost; it is counted.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import sqlite3
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from services.common.log import get_logger
+from services.learner.checkpoints.durable import sync_folder
+from services.learner.checkpoints.remote_layout import (
+    JOURNAL,
+    MANIFESTS,
+    METRICS,
+    PROGRESS,
+    RANK_FOLDER,
+    SPEC,
+    LayoutError,
+    Manifest,
+    Marker,
+    RemoteFile,
+    Stamp,
+    decode_manifest,
+    decode_progress,
+    stamps,
+    surviving,
+)
+from services.learner.checkpoints.remote_mend import Restored, cut_metrics, mend_journal
+from services.learner.checkpoints.remote_upload import persist, read_markers, sleep
+from services.learner.journal.schema import SCHEMA_VERSION
+from services.learner.ports import RemoteRefusedError, RemoteStore
+
+T = TypeVar("T")
+
+_RUN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
+_log = get_logger(__name__)
+
+
+class RestoreError(Exception):
+    """The run cannot be resumed from there; the message says why, and nothing was changed here."""
+
+
+class _DamagedError(Exception):
+    """This checkpoint is not what its manifest says; another may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    stamps: Sequence[Stamp]
+    markers: Sequence[Marker]
+    # Tries acknowledged and steps planned, as far as anybody noted.
+    acknowledged: int
+    step: int
+
+
+def restore(store: RemoteStore, runs: Path, *, name: str) -> Restored:
+    """Have the newest whole checkpoint of a run of spec `name` under `runs`.
+
+    A damaged one is told of, and the one before it taken. Raises RestoreError; RemoteError where
+    the store was out of reach.
+    """
+    found = _look(store)
+    problems: list[str] = []
+    for stamp in reversed(found.stamps):
+        try:
+            manifest = _manifest(store, stamp)
+            return _restore(store, manifest, found, runs, name)
+        except _DamagedError as error:
+            problems.append(f"{stamp}: {error}")
+            _log.error("a remote checkpoint is damaged, trying the one before", why=str(error))
+    raise RestoreError(
+        f"{store.url} has no checkpoint that is whole:\n  " + "\n  ".join(problems or ["none left"])
+    )
+
+
+def _look(store: RemoteStore) -> _Found:
+    """What there is. Raises RestoreError when no manifest is."""
+    found = stamps(_ask(store, lambda: store.names(MANIFESTS)))
+    markers = _ask(store, lambda: read_markers(store))
+    if not found:
+        raise RestoreError(_nothing(store, bool(markers)))
+    noted = [
+        decode_progress(_ask(store, lambda n=name: store.read(n)) or b"")
+        for name in _ask(store, lambda: store.names(PROGRESS))
+    ]
+    known = [progress for progress in noted if progress is not None]
+    return _Found(
+        surviving(found, markers),
+        markers,
+        acknowledged=max((progress.acknowledged for progress in known), default=0),
+        step=max((progress.step for progress in known), default=0),
+    )
+
+
+def _nothing(store: RemoteStore, begun: bool) -> str:
+    if begun:
+        return f"{store.url}: the run ended before its first checkpoint was uploaded: start it anew"
+    below = _ask(store, lambda: store.names(""))
+    runs = sorted({n.split("/")[0] for n in below if f"/{MANIFESTS}/" in n})
+    if runs:
+        return f"{store.url} holds runs, not one: name it, as in {store.url}/{runs[-1]}" + (
+            f" (there are {', '.join(runs)})" if len(runs) > 1 else ""
+        )
+    return f"{store.url}: no run has a checkpoint there (no {MANIFESTS}/*.json)"
+
+
+def _manifest(store: RemoteStore, stamp: Stamp) -> Manifest:
+    data = _ask(store, lambda: store.read(stamp.manifest))
+    if data is None:
+        raise _DamagedError("its manifest is gone")
+    try:
+        return decode_manifest(data, stamp)
+    except LayoutError as error:
+        raise _DamagedError(f"its manifest cannot be read: {error}") from error
+
+
+def _restore(
+    store: RemoteStore, manifest: Manifest, found: _Found, runs: Path, name: str
+) -> Restored:
+    run_id = manifest.run_id
+    if not _RUN_ID.fullmatch(run_id):
+        raise RestoreError(f"{store.url}: {run_id!r} is no run id")
+    if manifest.schema_version != SCHEMA_VERSION:
+        raise RestoreError(
+            f"{store.url}: its journal has schema {manifest.schema_version}, this learner reads"
+            f" {SCHEMA_VERSION}: resume it with the version of flotilla that it was made with"
+        )
+    run_dir = runs / run_id
+    _refuse_existing(run_dir)
+    with _own_folder(runs / f".{run_id}.restoring") as folder:
+        for file_name, file in manifest.files.items():
+            source = f"{manifest.stamp.folder}/{file_name}"
+            _download(store, source, folder / file_name, file)
+        _check_spec(folder / SPEC, store.url, name)
+        restored = _mend(folder, store.url, manifest, found, run_dir)
+        _settle(folder)
+        _refuse_existing(run_dir)
+        folder.rename(run_dir)
+    sync_folder(runs)
+    return restored
+
+
+def _refuse_existing(run_dir: Path) -> None:
+    if run_dir.is_symlink() or (run_dir.exists() and any(run_dir.iterdir())):
+        raise RestoreError(
+            f"{run_dir} is there already, and may be ahead of the store: go on with it by"
+            f" `--resume {run_dir.name}`, or move it away"
+        )
+
+
+def _download(store: RemoteStore, source: str, target: Path, file: RemoteFile) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    size = _ask(store, lambda: store.size(source))
+    if size != file.size_bytes:
+        there = "is missing" if size is None else f"has {size} bytes, not {file.size_bytes}"
+        raise _DamagedError(f"{source} {there}")
+    _ask(store, lambda: store.download(source, target))
+    with target.open("rb") as data:
+        if hashlib.file_digest(data, "sha256").hexdigest() != file.sha256:
+            raise _DamagedError(f"{source} is not what was uploaded")
+        os.fsync(data.fileno())
+
+
+def _check_spec(path: Path, url: str, name: str) -> None:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))["name"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _DamagedError(f"its {path.name} cannot be read: {error!r}") from error
+    if found != name:
+        raise RestoreError(f"{url} is a run of spec {found!r}, not of {name!r}")
+
+
+def _mend(folder: Path, url: str, manifest: Manifest, found: _Found, run_dir: Path) -> Restored:
+    """Files as a learner of this machine expects them."""
+    stamp = manifest.stamp
+    restored = Restored(
+        url=url,
+        run_id=manifest.run_id,
+        run_dir=str(run_dir),
+        run_epoch=stamp.run_epoch,
+        step=stamp.step,
+        lost=max(0, found.acknowledged - manifest.acknowledged),
+        lost_steps=max(0, found.step - stamp.step),
+        newest_epoch=max([stamp.run_epoch, *(marker.run_epoch for marker in found.markers)]),
+    )
+    markers = [marker.name for marker in found.markers]
+    try:
+        name = mend_journal(folder / JOURNAL, restored, markers)
+        cut_metrics(folder / METRICS, stamp.step)
+    except (sqlite3.Error, ValueError) as error:
+        raise _DamagedError(f"its journal or metrics cannot be read: {error}") from error
+    if name is None:
+        raise _DamagedError(f"its journal does not know step {stamp.step}")
+    (folder / "checkpoints").mkdir()
+    (folder / RANK_FOLDER).rename(folder / "checkpoints" / name)
+    return restored
+
+
+@contextmanager
+def _own_folder(folder: Path) -> Generator[Path]:
+    """An empty folder that nobody else fills at the same time; gone afterwards unless renamed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise RestoreError(f"{folder}: this run is being restored there already") from None
+    try:
+        _empty(folder)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(handle)
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _settle(folder: Path) -> None:
+    """All of it on the disk, before it has its name."""
+    for path in [*folder.rglob("*"), folder]:
+        sync_folder(path)
+
+
+def _ask(store: RemoteStore, ask: Callable[[], T]) -> T:
+    """Raises RestoreError where the store refuses, RemoteError where it was out of reach."""
+    try:
+        return persist(ask, sleep, attempts=4)
+    except RemoteRefusedError as error:
+        raise RestoreError(f"cannot resume from {store.url}: {error}") from error

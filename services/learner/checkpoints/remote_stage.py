@@ -1,0 +1,115 @@
+"""Sets a checkpoint aside for its upload: links to its files, and the journal as it was then.
+
+Local checkpoints may be removed, and the journal written, while an upload takes its time.
+"""
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.learner.checkpoints.remote_layout import JOURNAL, RANK_FOLDER, SPEC, Stamp
+from services.learner.journal.schema import LOST_WITH_DISK, SCHEMA_VERSION, CheckpointRow
+from services.learner.journal.writer import connect
+
+FOLDER = "uploads"
+
+# Tries that the run acknowledged in all.
+ACKNOWLEDGED = f"""
+SELECT (SELECT count(*) FROM trajectories)
+  + coalesce((SELECT CAST(value AS INTEGER) FROM meta WHERE key = '{LOST_WITH_DISK}'), 0)
+"""
+# Arrays that the checkpoint contains; what was sampled and not trained by then is kept.
+_STRIP = """
+UPDATE trajectories SET payload = NULL WHERE payload IS NOT NULL AND group_id IN (
+  SELECT group_id FROM groups
+  WHERE state IN ('planned', 'filtered') AND step <= ? OR state IN ('dropped', 'evaluated'))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A checkpoint that waits for its upload, in a folder of its own."""
+
+    stamp: Stamp
+    folder: Path
+    schema_version: str
+    # How many tries the journal had acknowledged.
+    acknowledged: int
+    # By name below `folder`: the SHA-256 that was committed, where one was.
+    files: Mapping[str, str | None]
+
+    def discard(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What is set aside: a committed checkpoint, and the journal and spec of its run."""
+
+    row: CheckpointRow
+    run_dir: Path
+    journal: Path
+    spec: str
+
+
+def stage(source: Source, stamp: Stamp, held: Callable[[], None]) -> Staged:
+    """Set a checkpoint aside. `held` is called as soon as nothing that happens to its folder or to
+    the journal can change it any more."""
+    folder = source.run_dir / FOLDER / str(stamp)
+    shutil.rmtree(folder, ignore_errors=True)
+    files = _link(Path(source.row.directory), folder / RANK_FOLDER)
+    (folder / SPEC).write_text(source.spec, encoding="utf-8")
+    acknowledged = snapshot(source.journal, folder / JOURNAL, source.row.step, held)
+    # A file that was committed and is gone must not be forgotten.
+    committed = {f"{RANK_FOLDER}/{name}": sha256 for name, sha256 in source.row.files.items()}
+    found: dict[str, str | None] = {f"{RANK_FOLDER}/{name}": None for name in files}
+    expected = found | committed | {JOURNAL: None, SPEC: None}
+    return Staged(stamp, folder, SCHEMA_VERSION, acknowledged, expected)
+
+
+def snapshot(journal: Path, target: Path, step: int, held: Callable[[], None]) -> int:
+    """Copy the journal as it is now, without the arrays that the checkpoint of `step` contains.
+
+    Returns how many tries it had acknowledged. Writers go on meanwhile: the copy is of the
+    transaction that is open when `held` is called.
+    """
+    with closing(connect(journal, read_only=True)) as source, closing(_new(target)) as copy:
+        source.execute("BEGIN")
+        (acknowledged,) = source.execute(ACKNOWLEDGED).fetchone()
+        held()
+        source.backup(copy)
+        # One file: the copy has taken over that the journal has a write-ahead log.
+        copy.execute("PRAGMA journal_mode = DELETE")
+        copy.execute(_STRIP, (step,))
+        copy.execute("VACUUM")
+    return int(acknowledged)
+
+
+def clear(run_dir: Path) -> None:
+    """Remove what an earlier start had set aside; the newest checkpoint is offered anew."""
+    shutil.rmtree(run_dir / FOLDER, ignore_errors=True)
+
+
+def _new(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, isolation_level=None)
+
+
+def _link(source: Path, target: Path) -> list[str]:
+    """All files of a folder, at any depth, without copying where the file system can link."""
+    names: list[str] = []
+    for path in sorted(source.rglob("*")):
+        if path.is_dir():
+            continue
+        name = path.relative_to(source)
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(path, target / name)
+        except OSError:
+            shutil.copyfile(path, target / name)
+        names.append(name.as_posix())
+    return names

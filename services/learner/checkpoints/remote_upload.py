@@ -1,0 +1,263 @@
+"""One upload of one checkpoint, and what is tidied up after it. Blocks: runs in a thread.
+
+Files first, each checked once it is there, the manifest last. A learner whose run went on elsewhere
+writes no manifest.
+"""
+
+import hashlib
+import random
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from services.common.log import get_logger
+from services.learner.checkpoints.remote_layout import (
+    CHECKPOINTS,
+    EPOCHS,
+    MANIFESTS,
+    METRICS,
+    LayoutError,
+    Manifest,
+    Marker,
+    RemoteFile,
+    Stamp,
+    decode_manifest,
+    decode_marker,
+    marker_of,
+    stamps,
+    surviving,
+)
+from services.learner.checkpoints.remote_stage import Staged
+from services.learner.ports import RemoteError, RemoteRefusedError, RemoteStore
+
+T = TypeVar("T")
+
+# A file up to this size is read back and hashed after its upload; of a larger one the size is
+# compared, beside the checksums that the store itself verifies.
+READ_BACK_BYTES = 8 << 20
+_ATTEMPTS = 6
+_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 30.0
+_REPORT_EVERY_S = 10.0
+_log = get_logger(__name__)
+
+
+class FencedError(Exception):
+    """The run went on elsewhere, in a later epoch: nothing of this learner counts any more."""
+
+
+class LocalDamageError(Exception):
+    """A file of the checkpoint is not what was committed: it must not replace an older one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whose uploads these are."""
+
+    run_id: str
+    run_epoch: int
+    incarnation: str
+
+
+def persist(ask: Callable[[], T], wait: Callable[[float], bool], attempts: int = _ATTEMPTS) -> T:
+    """Ask a store again, after growing pauses of random length, until it answers.
+
+    `wait` returns True when there is no time any more. Raises RemoteRefusedError at once, another
+    RemoteError after the last attempt.
+    """
+    for attempt in range(attempts):
+        try:
+            return ask()
+        except RemoteRefusedError:
+            raise
+        except RemoteError as error:
+            pause = random.uniform(0.5, 1.0) * min(_LONGEST_PAUSE_S, _PAUSE_S * 2**attempt)
+            if attempt + 1 == attempts or wait(pause):
+                raise
+            _log.warning("a store is asked again", error=str(error), seconds=round(pause, 1))
+    raise AssertionError("attempts must be positive")
+
+
+def sleep(seconds: float) -> bool:
+    """For `persist`, where nothing else ends the wait."""
+    time.sleep(seconds)
+    return False
+
+
+def read_markers(store: RemoteStore) -> list[Marker]:
+    """Of all epochs of a run."""
+    names = [name for name in store.names(EPOCHS) if marker_of(name)]
+    return [decode_marker(store.read(name) or b"", name) for name in names]
+
+
+class Uploader:
+    """Uploads checkpoints of one learner, one at a time."""
+
+    def __init__(
+        self,
+        store: RemoteStore,
+        who: Identity,
+        run_dir: Path,
+        *,
+        keep: int,
+        wait: Callable[[float], bool],
+    ) -> None:
+        """`wait` sleeps for seconds, and returns True when the learner ends."""
+        self._store = store
+        self._who = who
+        self._run_dir = run_dir
+        self._keep = keep
+        self._wait = wait
+
+    def upload(self, staged: Staged) -> int:
+        """Have a checkpoint in the store; returns the bytes sent, 0 when it was there already.
+
+        Raises FencedError, LocalDamageError, RemoteError.
+        """
+        self.check_fence()
+        if self._is_there(staged):
+            return 0
+        metrics = self._run_dir / METRICS
+        if metrics.exists():
+            shutil.copyfile(metrics, staged.folder / METRICS)
+        files = {name: _digest(staged, name) for name in self._names(staged)}
+        report = _Report(staged.stamp.step, sum(file.size_bytes for file in files.values()))
+        for name, file in files.items():
+            self._send(staged, name, file, report)
+        self.check_fence()
+        manifest = Manifest(
+            staged.stamp, self._who.run_id, staged.schema_version, staged.acknowledged, files
+        )
+        self._ask(lambda: self._store.write(staged.stamp.manifest, manifest.encode()))
+        self._tidy(staged.stamp)
+        return report.total_bytes
+
+    def check_fence(self) -> None:
+        """Raises FencedError when a later epoch has begun."""
+        names = self._ask(lambda: [*self._store.names(EPOCHS), *self._store.names(MANIFESTS)])
+        epochs = [found[0] for name in names if (found := marker_of(name))]
+        epochs += [stamp.run_epoch for stamp in stamps(names)]
+        newest = max(epochs, default=0)
+        if newest > self._who.run_epoch:
+            raise FencedError(
+                f"run {self._who.run_id} went on elsewhere: {self._store.url} is at epoch {newest},"
+                f" this learner at {self._who.run_epoch}. Nothing of it counts any more: end it"
+            )
+
+    def _names(self, staged: Staged) -> Sequence[str]:
+        metrics = [METRICS] if (staged.folder / METRICS).exists() else []
+        return sorted([*staged.files, *metrics])
+
+    def _is_there(self, staged: Staged) -> bool:
+        """Whether an upload of the same files, or of a later step, ended: in an earlier start."""
+        for stamp in self._surviving():
+            if stamp.step > staged.stamp.step:
+                return True
+            if stamp.step == staged.stamp.step and self._holds(stamp, staged):
+                return True
+        return False
+
+    def _holds(self, stamp: Stamp, staged: Staged) -> bool:
+        data = self._ask(lambda: self._store.read(stamp.manifest))
+        try:
+            files = decode_manifest(data or b"", stamp).files
+        except LayoutError:
+            return False
+        sha256 = {name: file.sha256 for name, file in files.items()}
+        return all(sha256.get(name) == own for name, own in staged.files.items() if own)
+
+    def _send(self, staged: Staged, name: str, file: RemoteFile, report: "_Report") -> None:
+        target = f"{staged.stamp.folder}/{name}"
+
+        def send() -> None:
+            report.begin()
+            self._store.upload(staged.folder / name, target, report.sent)
+            self._check(target, file)
+            report.end(file.size_bytes)
+
+        self._ask(send)
+
+    def _check(self, target: str, file: RemoteFile) -> None:
+        size = self._store.size(target)
+        if size != file.size_bytes:
+            raise RemoteError(f"{self._store.url}/{target} has {size} bytes, not {file.size_bytes}")
+        if file.size_bytes <= READ_BACK_BYTES:
+            data = self._store.read(target) or b""
+            if hashlib.sha256(data).hexdigest() != file.sha256:
+                raise RemoteError(f"{self._store.url}/{target} is not what was sent")
+
+    def _surviving(self) -> list[Stamp]:
+        markers = self._ask(lambda: read_markers(self._store))
+        return surviving(stamps(self._ask(lambda: self._store.names(MANIFESTS))), markers)
+
+    def _tidy(self, newest: Stamp) -> None:
+        """Remove what is beyond `keep`, what is not of the run any more, and what uploads left that
+        never ended. Manifests go first: none ever names a file that is gone."""
+        kept = self._surviving()[-self._keep :]
+        old = [s for s in self._stamps() if s not in kept and s.run_epoch <= newest.run_epoch]
+        self._ask(lambda: self._store.remove([stamp.manifest for stamp in old]))
+        named = {stamp.folder for stamp in self._stamps()}
+        files = self._ask(lambda: self._store.names(CHECKPOINTS))
+        left = [name for name in files if _folder(name) not in named and _older(name, newest)]
+        self._ask(lambda: self._store.remove(left))
+        self._ask(self._store.drop_unfinished)
+
+    def _stamps(self) -> list[Stamp]:
+        return stamps(self._ask(lambda: self._store.names(MANIFESTS)))
+
+    def _ask(self, ask: Callable[[], T]) -> T:
+        return persist(ask, self._wait)
+
+
+class _Report:
+    """Says in the log how far an upload is, now and then."""
+
+    def __init__(self, step: int, total_bytes: int) -> None:
+        self.total_bytes = total_bytes
+        self._step = step
+        self._done = 0
+        self._of_file = 0
+        self._said = time.monotonic()
+
+    def begin(self) -> None:
+        """A file is sent, maybe again."""
+        self._of_file = 0
+
+    def sent(self, count: int) -> None:
+        """So many bytes more of the file."""
+        self._of_file += count
+        if time.monotonic() - self._said >= _REPORT_EVERY_S:
+            self._said = time.monotonic()
+            sent = self._done + self._of_file
+            _log.info("uploading", step=self._step, sent_bytes=sent, total_bytes=self.total_bytes)
+
+    def end(self, size_bytes: int) -> None:
+        """The file is there."""
+        self._done += size_bytes
+        self._of_file = 0
+
+
+def _digest(staged: Staged, name: str) -> RemoteFile:
+    path = staged.folder / name
+    if not path.is_file():
+        raise LocalDamageError(f"{name} of step {staged.stamp.step} is missing")
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    committed = staged.files.get(name)
+    if committed is not None and sha256 != committed:
+        raise LocalDamageError(f"{name} of step {staged.stamp.step} has changed since its commit")
+    return RemoteFile(sha256, path.stat().st_size)
+
+
+def _folder(name: str) -> str:
+    """`checkpoints/STAMP` of a file somewhere below it."""
+    return "/".join(name.split("/")[:2])
+
+
+def _older(name: str, newest: Stamp) -> bool:
+    """Of an epoch up to ours: what a later one has begun is none of our business."""
+    stamp = Stamp.of(name.split("/")[1])
+    return stamp is not None and stamp.run_epoch <= newest.run_epoch

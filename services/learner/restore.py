@@ -1,0 +1,60 @@
+"""Brings a run from where its checkpoints are uploaded to this machine, to go on with it here.
+
+Prints what was restored, as one JSON object. Nothing is changed where that cannot be done.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from services.common import log
+from services.common.config import load_spec, parse
+from services.common.errors import ConfigError
+from services.common.spec import parse_shared
+from services.learner.adapters.remote_fsspec import open_store
+from services.learner.checkpoints.remote_mend import Restored
+from services.learner.checkpoints.remote_restore import RestoreError, restore
+from services.learner.config import LearnerConfig
+from services.learner.ports import RemoteError
+
+OK, UNABLE, RETRYABLE = 0, 2, 3
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m services.learner.restore",
+        description=__doc__,
+        epilog="Exit codes: 0 restored, 2 it cannot be, 3 the store was out of reach. Further"
+        " arguments override keys of the spec.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("url", help="of the run, as in s3://bucket/prefix/RUN_ID")
+    parser.add_argument("--config", type=Path, required=True, metavar="SPEC", help="run spec")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of all runs")
+    given, overrides = parser.parse_known_args(argv)
+    log.setup("restore", "")
+    try:
+        restored = _restore(given.url, given.config, given.runs, overrides)
+    except (ConfigError, RestoreError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return UNABLE
+    except RemoteError as error:
+        print(f"error: cannot reach {given.url}: {error}", file=sys.stderr)
+        return RETRYABLE
+    print(json.dumps(asdict(restored)))
+    return OK
+
+
+def _restore(url: str, path: Path, runs: Path, overrides: Sequence[str]) -> Restored:
+    spec = load_spec(path, overrides)
+    name = parse_shared(spec, where=str(path)).name
+    config = parse(LearnerConfig, spec.get("learner", {}), where=f"{path} [learner]")
+    store = open_store(url, config.checkpoint.remote_options)
+    return restore(store, runs, name=name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
