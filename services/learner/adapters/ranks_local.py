@@ -1,39 +1,30 @@
-"""The training rank as one child process on this machine. Implements `ports.Ranks`."""
+"""The training ranks as child processes on this machine. Implements `ports.Ranks`."""
 
 import asyncio
-import itertools
-import os
-import sys
-from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
 from services.common.spec import PolicyConfig
+from services.learner.adapters.rank_process import Answer, RankProcess
 from services.learner.config import LearnerConfig
+from services.learner.guard.types import Comparison
+from services.learner.guard.wire import decode_comparison
 from services.learner.ports import RankError
 from services.learner.rank import wire
 from services.learner.types import CheckpointFiles, ModelInfo, Publication, StepResult, TrainBatch
 
 SHM = Path("/dev/shm")
-_TAIL_BYTES = 4096
-_CLOSE_SECONDS = 10.0
-
-
-@dataclass(slots=True)
-class _Child:
-    process: Process
-    reader: asyncio.Task[None]
-    waiting: dict[int, asyncio.Future[wire.Message]]
+# When one rank has failed at a command, the others may take so long to fail or answer too.
+_GRACE_SECONDS = 5.0
 
 
 class LocalRanks:
-    """One rank process, spoken to in frames over its stdin and stdout.
+    """`learner.rank.processes` ranks. All train; the first publishes and saves.
 
-    What the rank and its libraries print goes to `log_path`, whose end RankErrors carry.
+    What the first prints goes to `log_path`, what rank k prints to `{stem}-{k}{suffix}` beside it.
     """
 
     def __init__(
@@ -49,16 +40,22 @@ class LocalRanks:
         self._config = config
         self._log_path = log_path
         self._shm_dir = shm_dir
-        self._ids = itertools.count()
         self._turn = asyncio.Lock()
-        self._child: _Child | None = None
+        self._processes: list[RankProcess] = []
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes, the first rank's first."""
+        return [process.pid for process in self._processes]
 
     async def start(self, checkpoint: Path | None) -> ModelInfo:
-        """Starts the process; a rank that ran before is ended first. See `ports.Ranks`."""
+        """Starts the processes; ranks that ran before are ended first. See `ports.Ranks`."""
         await self.close()
         wire.remove_stale(self._shm_dir, self._run_id)
-        self._child = await self._spawn()
-        return wire.decode_model_info(await self._call("start", self._setup(checkpoint)))
+        for index in range(self._count):
+            self._processes.append(await self._spawn(index))
+        setups = [self._setup(checkpoint, index) for index in range(self._count)]
+        return wire.decode_model_info(await self._call("start", setups))
 
     async def train(self, batch: TrainBatch) -> StepResult:
         """See `ports.Ranks`."""
@@ -67,31 +64,44 @@ class LocalRanks:
             arguments = await asyncio.to_thread(wire.write_batch, path, batch)
         except (OSError, SafetensorError) as error:
             raise RankError(f"train: the batch cannot be written to {path}: {error}") from error
-        return wire.decode_step_result(await self._call("train", arguments))
+        answer = await self._call("train", [arguments] * self._count)
+        path.unlink(missing_ok=True)
+        return wire.decode_step_result(answer)
+
+    async def compare(self, batch: TrainBatch, *, diagnose: bool = False) -> Comparison:
+        """See `ports.Ranks`. The first rank alone computes it."""
+        path = wire.comparison_path(self._shm_dir, self._run_id)
+        try:
+            arguments = await asyncio.to_thread(wire.write_batch, path, batch)
+        except (OSError, SafetensorError) as error:
+            raise RankError(f"compare: the batch cannot be written to {path}: {error}") from error
+        answer = await self._call("compare", [{**arguments, "diagnose": diagnose}])
+        path.unlink(missing_ok=True)
+        return decode_comparison(answer)
 
     async def publish(self, version: int) -> Publication:
         """See `ports.Ranks`."""
-        return wire.decode_publication(await self._call("publish", {"version": version}))
+        return wire.decode_publication(await self._call("publish", [{"version": version}]))
 
     async def save(self, directory: Path) -> CheckpointFiles:
         """See `ports.Ranks`."""
-        return wire.decode_checkpoint(await self._call("save", {"directory": str(directory)}))
+        return wire.decode_checkpoint(await self._call("save", [{"directory": str(directory)}]))
 
     async def close(self) -> None:
         """See `ports.Ranks`. May be called again, and in any state."""
-        child, self._child = self._child, None
-        if child is None:
+        processes, self._processes = self._processes, []
+        if not processes:
             return
-        try:
-            await asyncio.wait_for(self._say_goodbye(child), _CLOSE_SECONDS)
-        except TimeoutError:
-            child.process.kill()
-            await child.process.wait()
-        await child.reader
+        await asyncio.gather(*(process.close() for process in processes))
         wire.remove_stale(self._shm_dir, self._run_id)
 
-    def _setup(self, checkpoint: Path | None) -> wire.Message:
+    @property
+    def _count(self) -> int:
+        return self._config.rank.processes
+
+    def _setup(self, checkpoint: Path | None, index: int) -> wire.Message:
         config = self._config
+        rendezvous = wire.rendezvous_path(self._shm_dir, self._run_id)
         return {
             "run_id": self._run_id,
             "shm_dir": str(self._shm_dir),
@@ -101,91 +111,51 @@ class LocalRanks:
             "optimizer": config.optimizer.model_dump(mode="json"),
             "rank": config.rank.model_dump(mode="json"),
             "checkpoint": str(checkpoint) if checkpoint else None,
+            "place": {"index": index, "count": self._count, "rendezvous": str(rendezvous)},
         }
 
-    async def _spawn(self) -> _Child:
+    async def _spawn(self, index: int) -> RankProcess:
         threads = str(self._config.rank.threads)
-        self._log_path.parent.mkdir(parents=True, exist_ok=True)
-        with self._log_path.open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "services.learner.rank",
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
-                # The terminal's Ctrl-C is for the service, which ends the rank in order.
-                start_new_session=True,
-            )
-        waiting: dict[int, asyncio.Future[wire.Message]] = {}
-        return _Child(process, asyncio.create_task(self._read(process, waiting)), waiting)
+        environment = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        if self._count == 1:
+            return await RankProcess.spawn("the training rank", self._log_path, environment)
+        # Ranks of one machine have no business on its network.
+        environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+        log = self._log_path
+        log = log.with_stem(f"{log.stem}-{index}") if index else log
+        return await RankProcess.spawn(f"training rank {index}", log, environment)
 
-    async def _read(
-        self, process: Process, waiting: dict[int, asyncio.Future[wire.Message]]
-    ) -> None:
-        """Hands answers to who waits for them, and bad news to all when the process ends."""
-        assert process.stdout is not None
-        try:
-            while True:
-                header = await process.stdout.readexactly(wire.HEADER.size)
-                body = await process.stdout.readexactly(wire.frame_length(header))
-                answer = wire.decode_body(body)
-                _settle(waiting, answer["id"], lambda future, a=answer: future.set_result(a))
-        except (asyncio.IncompleteReadError, wire.ChannelError) as error:
-            if isinstance(error, wire.ChannelError):
-                process.kill()
-            problem = self._obituary(await process.wait())
-            for call in list(waiting):
-                _settle(waiting, call, lambda future: future.set_exception(RankError(problem)))
+    async def _call(self, command: str, arguments: Sequence[Mapping[str, Any]]) -> wire.Message:
+        """The first rank's answer to a command, which as many ranks get as there are arguments.
 
-    async def _call(self, command: str, arguments: Mapping[str, Any]) -> wire.Message:
+        Raises RankError when any of them fails.
+        """
         async with self._turn:
-            child = self._child
-            if child is None:
+            if not self._processes:
                 raise RankError(f"{command}: the rank has not been started")
-            if child.process.returncode is not None:
-                raise RankError(self._obituary(child.process.returncode))
-            call = next(self._ids)
-            future = asyncio.get_running_loop().create_future()
-            child.waiting[call] = future
-            _send(child.process, {"id": call, "command": command, "arguments": arguments})
-            answer = await future
-        if "error" in answer:
-            raise RankError(f"{command}: {answer['error']}\n{self._log_tail()}")
-        return answer["result"]
+            chosen = self._processes[: len(arguments)]
+            pairs = zip(chosen, arguments, strict=True)
+            answers = [process.send(command, sent) for process, sent in pairs]
+            try:
+                return await self._first(chosen, answers)
+            finally:
+                for answer in answers:
+                    answer.cancel()
 
-    async def _say_goodbye(self, child: _Child) -> None:
-        if child.process.returncode is None:
-            _send(child.process, {"command": "close"})
-        await child.process.wait()
-
-    def _obituary(self, code: int) -> str:
-        ending = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        return f"the training rank {ending}\n{self._log_tail()}"
-
-    def _log_tail(self) -> str:
-        try:
-            with self._log_path.open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-                text = file.read().decode(errors="replace").strip()
-        except OSError as error:
-            return f"(its log {self._log_path} cannot be read: {error})"
-        return f"end of {self._log_path}:\n{text}" if text else f"({self._log_path} is empty)"
-
-
-def _send(process: Process, message: Mapping[str, Any]) -> None:
-    """Frames are small, and a broken pipe shows as the end of the answers."""
-    assert process.stdin is not None
-    process.stdin.write(wire.encode_frame(message))
-
-
-def _settle(
-    waiting: dict[int, asyncio.Future[wire.Message]],
-    call: int,
-    settle: Callable[[asyncio.Future[wire.Message]], None],
-) -> None:
-    """Nobody waits any more for a call that was cancelled."""
-    future = waiting.pop(call)
-    if not future.done():
-        settle(future)
+    async def _first(
+        self, processes: Sequence[RankProcess], answers: Sequence[Answer]
+    ) -> wire.Message:
+        _, missing = await asyncio.wait(answers, return_when=asyncio.FIRST_EXCEPTION)
+        if missing:
+            _, missing = await asyncio.wait(missing, timeout=_GRACE_SECONDS)
+        errors = [(p, a.exception()) for p, a in zip(processes, answers, strict=True) if a.done()]
+        failed = [(process, error) for process, error in errors if error is not None]
+        if not failed:
+            return answers[0].result()
+        if len(failed) < len(processes):
+            # Some went on and some did not: they no longer hold the same parameters.
+            for process in self._processes:
+                process.kill()
+        # That one died is why others could not go on.
+        failed.sort(key=lambda pair: not pair[0].ended)
+        raise failed[0][1]

@@ -1,4 +1,4 @@
-"""The rank's part of `[learner]`: `[learner.rank]`, and what a rank is told at its start."""
+"""The ranks' part of `[learner]`: `[learner.rank]`."""
 
 from typing import Literal
 
@@ -8,10 +8,13 @@ from services.common.config import Model
 
 
 class RankConfig(Model):
-    """How the training rank uses its machine."""
+    """How the training ranks use their machine."""
 
     device: Literal["cpu", "cuda"] = "cpu"
-    # CPU threads of torch. On a CPU only 1 makes a step repeatable bit for bit.
+    # Ranks on this machine, each with a whole copy of the model and a share of every batch; on
+    # `cuda` one to each GPU. Never changes the loss.
+    processes: int = Field(default=1, ge=1)
+    # CPU threads of torch in each. On a CPU only 1 makes a step repeatable bit for bit.
     threads: int = Field(default=1, ge=1)
     # Most tokens in one forward pass; never changes the loss. A longer sequence goes alone.
     pack_tokens: int = Field(default=4096, ge=1)
@@ -22,3 +25,7 @@ class RankConfig(Model):
     # Keep AdamW's moments and master parameters in host memory: 8 bytes a parameter less on the
     # device.
     offload_optimizer: bool = False
+    # Keep the reference policy in host memory while it is not used; on a CPU it is there anyway.
+    offload_reference: bool = True
+    # Tokens that are scored again after a step, for policy/post_update_kl; 0 switches it off.
+    post_update_tokens: int = Field(default=16_384, ge=0)

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
@@ -42,6 +43,8 @@ class Policy:
     device: torch.device
     # Several sequences in one forward pass give what each gives alone.
     packable: bool
+    # The longest sequence that the engines sample.
+    max_model_len: int | None = None
 
     @property
     def head(self) -> Tensor:
@@ -61,19 +64,24 @@ class Policy:
 
     def hidden(self, token_ids: Sequence[np.ndarray]) -> Tensor:
         """Last hidden states [tokens, width], in the compute dtype, of sequences end to end."""
-        plan = layout([len(ids) for ids in token_ids])
-        ids = torch.from_numpy(np.concatenate(token_ids).astype(np.int64))
-        positions = torch.from_numpy(plan.position_ids)
-        body: Any = self.model.base_model
         with self.autocast():
-            output = body(
-                input_ids=ids[None].to(self.device),
-                position_ids=positions[None].to(self.device),
-                use_cache=False,
-                segment_offsets=plan.offsets,
-            )
+            states = body_states(self.model.base_model, token_ids, self.device)
         # Autocast keeps norms in float32; the head is a matrix product like the others.
-        return output.last_hidden_state[0].to(self.compute_dtype)
+        return states.to(self.compute_dtype)
+
+
+def body_states(body: Any, token_ids: Sequence[np.ndarray], device: torch.device) -> Tensor:
+    """What a model without its head gives [tokens, width] for sequences end to end."""
+    plan = layout([len(ids) for ids in token_ids])
+    ids = torch.from_numpy(np.concatenate(token_ids).astype(np.int64))
+    positions = torch.from_numpy(plan.position_ids)
+    output = body(
+        input_ids=ids[None].to(device),
+        position_ids=positions[None].to(device),
+        use_cache=False,
+        segment_offsets=plan.offsets,
+    )
+    return output.last_hidden_state[0]
 
 
 def canary_token_ids(vocab_size: int) -> np.ndarray:
@@ -98,25 +106,45 @@ def load(config: PolicyConfig, rank: RankConfig, source: str | Path | None = Non
 
     Raises ModelError when the model cannot be found, or would not be trained as it is served.
     """
+    policy = prepare(read_model(config, source), DTYPES[config.dtype], rank)
+    return replace(policy, max_model_len=config.max_model_len)
+
+
+def read_model(config: PolicyConfig, source: str | Path | None = None) -> PreTrainedModel:
+    """The model in host memory, float32, with its configured rope. Raises ModelError."""
     attention.register()
     transformers_logging.disable_progress_bar()
     place = str(source or config.model)
+    _refuse_pickle(Path(place))
     options: dict[str, Any] = {"trust_remote_code": config.trust_remote_code}
     if config.revision is not None and source is None:
         options["revision"] = config.revision
     try:
         settings = AutoConfig.from_pretrained(place, **options)
         apply_rope_scaling(settings, config)
-        model = AutoModelForCausalLM.from_pretrained(
+        return AutoModelForCausalLM.from_pretrained(
             place,
             config=settings,
             dtype=torch.float32,
             attn_implementation=attention.NAME,
+            use_safetensors=True,
             **options,
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(f"policy.model {place!r} cannot be loaded: {error}") from error
-    return prepare(model, DTYPES[config.dtype], rank)
+
+
+def _refuse_pickle(folder: Path) -> None:
+    """A pickled checkpoint can run code of its own as it is loaded."""
+    if any(folder.glob("*.safetensors")):
+        return
+    pickled = sorted(path.name for path in folder.glob("*.bin") if "model" in path.name)
+    if pickled:
+        raise ModelError(
+            f"policy.model {str(folder)!r} holds pickled weights ({pickled[0]}), which can run "
+            "code as they are loaded, and no safetensors: convert it once, in a sandbox, with "
+            "model.save_pretrained(folder)"
+        )
 
 
 def prepare(model: PreTrainedModel, dtype: torch.dtype, rank: RankConfig) -> Policy:
@@ -129,7 +157,7 @@ def prepare(model: PreTrainedModel, dtype: torch.dtype, rank: RankConfig) -> Pol
     model.train()
     policy = Policy(model, model.config, dtype, device, packable=False)
     _check_head(policy)
-    return Policy(model, model.config, dtype, device, packable=_packs_are_exact(policy))
+    return replace(policy, packable=_packs_are_exact(policy))
 
 
 def apply_rope_scaling(settings: Any, config: PolicyConfig) -> None:

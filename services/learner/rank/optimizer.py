@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from services.learner.config import OptimizerConfig
+from services.learner.rank.replicas import Replicas
 
 
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
@@ -68,13 +69,26 @@ class Optimizer:
             eps=config.eps,
         )
 
-    def step(self, lr: float) -> Update:
-        """Applies the accumulated gradients and clears them.
+    @property
+    def config(self) -> OptimizerConfig:
+        """How it was made."""
+        return self._config
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        """The accumulated gradients, of every parameter that has one."""
+        return [p.grad for p in self._parameters.values() if p.grad is not None]
+
+    def gradient_norm(self) -> Tensor:
+        """Of the whole accumulated gradient, not clipped."""
+        return torch.nn.utils.get_total_norm(self.gradients)
+
+    def step(self, lr: float, norm: Tensor | None = None) -> Update:
+        """Applies the accumulated gradients, whose norm may be known, and clears them.
 
         A gradient that is not finite is thrown away: parameters and moments stay as they were.
         """
-        gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = self.gradient_norm() if norm is None else norm
         if not torch.isfinite(norm):
             return self.discard(float(norm))
         self._apply(lr, norm)
@@ -85,6 +99,22 @@ class Optimizer:
         """Throws the accumulated gradients away."""
         self._clear()
         return Update(grad_norm, skipped=True)
+
+    @torch.no_grad()
+    def add_up(self, replicas: Replicas) -> None:
+        """Replaces the accumulated gradients by their sums over all ranks.
+
+        A parameter that no rank has a gradient of keeps none, as on a single rank.
+        """
+        if replicas.count == 1:
+            return
+        parameters = list(self._parameters.values())
+        there = replicas.total(*(float(p.grad is not None) for p in parameters))
+        wanted = [p for p, ranks in zip(parameters, there, strict=True) if ranks]
+        for parameter in wanted:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        replicas.add_up(self.gradients)
 
     def _clear(self) -> None:
         for parameter in (*self._parameters.values(), *self._masters.values()):

@@ -1,7 +1,7 @@
-"""What the learner service and its rank process say to each other. No torch, no pickle.
+"""What the learner service and its rank processes say to each other. No torch, no pickle.
 
 Frames are a little-endian uint32 length and that many bytes of JSON. Arrays go through one
-safetensors file in shared memory, rewritten for every batch.
+safetensors file in shared memory, rewritten for every batch and read by every rank.
 """
 
 import json
@@ -18,11 +18,15 @@ from safetensors import numpy as safetensors_numpy
 from services.common.fingerprint import TensorEntry
 from services.learner.types import (
     CheckpointFiles,
+    Histogram,
     ModelInfo,
     Publication,
     StepResult,
+    StepSettings,
+    StopReason,
     TrainBatch,
     TrainSequence,
+    VersionMismatch,
 )
 
 HEADER = struct.Struct("<I")
@@ -79,13 +83,28 @@ def slot_paths(folder: Path, run_id: str) -> tuple[Path, ...]:
 
 
 def batch_path(folder: Path, run_id: str) -> Path:
-    """The shared-memory file that holds the batch on its way to the rank."""
+    """The shared-memory file that holds the batch on its way to the ranks."""
     return folder / f"flotilla-{run_id}-batch.safetensors"
+
+
+def comparison_path(folder: Path, run_id: str) -> Path:
+    """The same for a batch that is only compared."""
+    return folder / f"flotilla-{run_id}-comparison.safetensors"
+
+
+def rendezvous_path(folder: Path, run_id: str) -> Path:
+    """The file over which several ranks find each other; it must not exist when they start."""
+    return folder / f"flotilla-{run_id}-rendezvous"
 
 
 def remove_stale(folder: Path, run_id: str) -> None:
     """Removes what an earlier learner of the same run left in shared memory."""
-    for path in (*slot_paths(folder, run_id), batch_path(folder, run_id)):
+    alone = (
+        batch_path(folder, run_id),
+        comparison_path(folder, run_id),
+        rendezvous_path(folder, run_id),
+    )
+    for path in (*slot_paths(folder, run_id), *alone):
         path.unlink(missing_ok=True)
 
 
@@ -107,6 +126,8 @@ def write_batch(path: Path, batch: TrainBatch) -> Message:
         "reward": [s.reward for s in sequences],
         "temperature": [s.temperature for s in sequences],
         "staleness": [s.staleness for s in sequences],
+        "stop_reason": [s.stop_reason.value for s in sequences],
+        "settings": asdict(batch.settings),
     }
 
 
@@ -123,9 +144,11 @@ def read_batch(message: Message) -> TrainBatch:
         np.split(arrays["behaviour_logprobs"], ends),
         message["temperature"],
         message["staleness"],
+        [StopReason(reason) for reason in message["stop_reason"]],
         strict=True,
     )
-    return TrainBatch(message["step"], tuple(TrainSequence(*column) for column in columns))
+    sequences = tuple(TrainSequence(*column) for column in columns)
+    return TrainBatch(message["step"], sequences, StepSettings(**message["settings"]))
 
 
 def _joined(parts: list[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
@@ -147,11 +170,23 @@ def encode_step_result(result: StepResult) -> Message:
         "metrics": dict(result.metrics),
         "seconds": result.seconds,
         "skipped": result.skipped,
+        "histograms": {name: asdict(values) for name, values in result.histograms.items()},
+        # JSON has no keys but strings.
+        "versions": [[version, asdict(found)] for version, found in result.versions.items()],
     }
 
 
 def decode_step_result(message: Message) -> StepResult:
-    return StepResult(**message)
+    return StepResult(
+        metrics=message["metrics"],
+        seconds=message["seconds"],
+        skipped=message["skipped"],
+        histograms={
+            name: Histogram(tuple(values["edges"]), tuple(values["counts"]))
+            for name, values in message["histograms"].items()
+        },
+        versions={version: VersionMismatch(**found) for version, found in message["versions"]},
+    )
 
 
 def encode_publication(publication: Publication) -> Message:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,9 +38,9 @@ def test_a_resumed_run_equals_the_one_that_was_never_stopped(
     assert same_bits(other.state(), adamw.state())
     successor = Trainer(resumed, other, AlgorithmConfig(), rank)
     for step in (3, 4):
-        assert trainer.train(make_batch(step=step), lr=1e-2) == successor.train(
-            make_batch(step=step), lr=1e-2
-        )
+        ours = trainer.train(make_batch(step=step), lr=1e-2)
+        theirs = successor.train(make_batch(step=step), lr=1e-2)
+        assert replace(ours, seconds=0.0) == replace(theirs, seconds=0.0)
     assert same_bits(parameters(resumed), parameters(policy))
     assert same_bits(other.state(), adamw.state())
 

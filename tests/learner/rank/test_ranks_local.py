@@ -49,12 +49,6 @@ def stale_and_foreign(folder: Path) -> tuple[Path, Path]:
     return stale, foreign
 
 
-def rank_pid(ranks: LocalRanks) -> int:
-    child = ranks._child  # pyright: ignore[reportPrivateUsage]
-    assert child is not None
-    return child.process.pid
-
-
 async def test_a_second_process_continues_from_a_checkpoint_to_the_same_bits(
     make_ranks: Start, tmp_path: Path
 ) -> None:
@@ -104,7 +98,7 @@ async def test_refusals_leave_the_rank_in_service(make_ranks: Start, tmp_path: P
 async def test_a_killed_rank_is_an_error_with_the_end_of_its_log(make_ranks: Start) -> None:
     ranks = make_ranks()
     await ranks.start(None)
-    pid = rank_pid(ranks)
+    (pid,) = ranks.pids
     # Stopped, it takes the batch and never answers.
     os.kill(pid, signal.SIGSTOP)
     training = asyncio.create_task(ranks.train(make_batch()))
@@ -120,7 +114,7 @@ ORPHAN = """
 import asyncio, sys
 from pathlib import Path
 from services.learner.rank import wire
-from tests.learner.rank.test_ranks_local import LEARNER, rank_pid
+from tests.learner.rank.test_ranks_local import LEARNER
 from tests.learner.rank.support import policy_config
 from services.learner.adapters.ranks_local import LocalRanks
 
@@ -128,7 +122,7 @@ async def main():
     folder = Path(sys.argv[2])
     ranks = LocalRanks("orphan", policy_config(Path(sys.argv[1])), LEARNER, folder / "log", folder)
     await ranks.start(None)
-    print(ranks._child.process.pid, flush=True)
+    print(*ranks.pids, flush=True)
     await asyncio.sleep(60)
 
 asyncio.run(main())

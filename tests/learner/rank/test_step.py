@@ -1,3 +1,4 @@
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import torch
 from services.learner.algo.advantages import group_advantages, grpo
 from services.learner.algorithm_config import AlgorithmConfig, CorrectionConfig
 from services.learner.rank.model import Policy
-from services.learner.rank.step import split_groups
+from services.learner.rank.rows import split_groups
 from services.learner.types import TrainBatch
 from tests.learner.rank.support import (
     make_batch,
@@ -42,9 +43,10 @@ def test_the_loss_is_that_of_the_plain_formula(model_folder: Path) -> None:
     policy, _, trainer = make_trainer(model_folder)
     batch = make_batch(policy, shift=0.3)
     expected = naive_loss(policy, batch)
-    metrics, skipped = trainer.train(batch, lr=1e-2)
+    result = trainer.train(batch, lr=1e-2)
+    metrics = result.metrics
     assert metrics["policy/loss"] == pytest.approx(expected, abs=1e-6)
-    assert not skipped
+    assert not result.skipped
     assert metrics["policy/lr"] == 1e-2
     assert 0 < metrics["policy/clip_ratio"] < 1
     assert metrics["mismatch/logprob_abs_diff_mean"] == pytest.approx(0.24, abs=0.05)
@@ -52,7 +54,7 @@ def test_the_loss_is_that_of_the_plain_formula(model_folder: Path) -> None:
 
 def test_on_the_samplers_own_policy_nothing_mismatches(model_folder: Path) -> None:
     policy, _, trainer = make_trainer(model_folder)
-    metrics, _ = trainer.train(make_batch(policy), lr=1e-3)
+    metrics = trainer.train(make_batch(policy), lr=1e-3).metrics
     assert metrics["mismatch/logprob_abs_diff_mean"] < 1e-5
     assert metrics["mismatch/kl_train_infer"] < 1e-9
     assert metrics["mismatch/is_ratio_max"] == pytest.approx(1.0, abs=1e-4)
@@ -64,7 +66,7 @@ def test_the_micro_batch_size_changes_neither_loss_nor_update(
     model_folder: Path, reduction: str
 ) -> None:
     algorithm = AlgorithmConfig.model_validate({"reduction": reduction})
-    outcomes: list[tuple[dict[str, float], dict[str, torch.Tensor]]] = []
+    outcomes: list[tuple[Mapping[str, float], dict[str, torch.Tensor]]] = []
     for pack_tokens, head_chunk in ((1, 3), (64, 16), (4096, 512)):
         policy, _, trainer = make_trainer(
             model_folder,
@@ -74,7 +76,7 @@ def test_the_micro_batch_size_changes_neither_loss_nor_update(
             # Adam divides a gradient by its own size, rounding errors too; not with this.
             eps=1.0,
         )
-        metrics, _ = trainer.train(make_batch(policy, shift=0.2), lr=1.0)
+        metrics = trainer.train(make_batch(policy, shift=0.2), lr=1.0).metrics
         outcomes.append((metrics, parameters(policy)))
     for metrics, values in outcomes[1:]:
         assert metrics == pytest.approx(outcomes[0][0], rel=1e-4, abs=1e-6)
@@ -121,7 +123,7 @@ def test_far_off_policy_the_clip_holds_the_policy_where_it_is(model_folder: Path
         for s in batch.sequences
     ]
     before = parameters(policy)
-    metrics, _ = trainer.train(TrainBatch(1, tuple(moved)), lr=1e-2)
+    metrics = trainer.train(TrainBatch(1, tuple(moved)), lr=1e-2).metrics
     assert metrics["policy/clip_ratio"] == 1.0
     assert metrics["policy/grad_norm"] == 0.0
     assert same_bits(before, parameters(policy))
@@ -130,7 +132,7 @@ def test_far_off_policy_the_clip_holds_the_policy_where_it_is(model_folder: Path
 def test_tokens_beyond_the_ratio_limit_are_masked_and_counted(model_folder: Path) -> None:
     algorithm = AlgorithmConfig(correction=CorrectionConfig(token_mask=(1 / 1.2, 1.2)))
     policy, _, trainer = make_trainer(model_folder, algorithm=algorithm)
-    metrics, _ = trainer.train(make_batch(policy, shift=0.3), lr=1e-3)
+    metrics = trainer.train(make_batch(policy, shift=0.3), lr=1e-3).metrics
     # |N(0, 0.3)| > log 1.2 in 54 % of cases.
     assert metrics["mismatch/masked_fraction"] == pytest.approx(0.54, abs=0.12)
 
@@ -140,13 +142,14 @@ def test_constant_groups_count_in_the_mean_and_move_nothing(model_folder: Path) 
     batch = make_batch(policy)
     constant = replace(batch, sequences=tuple(replace(s, reward=1.0) for s in batch.sequences))
     before = parameters(policy)
-    metrics, skipped = trainer.train(constant, lr=1e-2)
-    assert (metrics["policy/updates"], metrics["policy/loss"], skipped) == (0.0, 0.0, False)
+    result = trainer.train(constant, lr=1e-2)
+    assert (result.metrics["policy/updates"], result.metrics["policy/loss"]) == (0.0, 0.0)
+    assert not result.skipped
     assert same_bits(before, parameters(policy))
     half = tuple(replace(s, reward=0.0) if s.group_id == "g0" else s for s in batch.sequences)
     mixed = replace(batch, sequences=half)
     expected = naive_loss(policy, mixed)
-    metrics, _ = trainer.train(mixed, lr=1e-3)
+    metrics = trainer.train(mixed, lr=1e-3).metrics
     assert metrics["policy/loss"] == pytest.approx(expected, abs=1e-6)
 
 
@@ -158,29 +161,23 @@ def test_a_gradient_that_is_not_finite_leaves_everything_as_it_was(model_folder:
     poisoned = batch.sequences[0].behaviour_logprobs.copy()
     poisoned[batch.sequences[0].policy_mask] = np.nan
     bad = replace(batch.sequences[0], behaviour_logprobs=poisoned)
-    _, skipped = trainer.train(TrainBatch(2, (bad, *batch.sequences[1:])), lr=1e-3)
-    assert skipped
+    assert trainer.train(TrainBatch(2, (bad, *batch.sequences[1:])), lr=1e-3).skipped
     assert same_bits(before, parameters(policy))
     assert same_bits(moments, adamw.state())
-    _, skipped = trainer.train(batch, lr=1e-3)
-    assert not skipped
+    assert not trainer.train(batch, lr=1e-3).skipped
 
 
 def test_epochs_and_mini_batches_make_so_many_updates(model_folder: Path) -> None:
     algorithm = AlgorithmConfig(epochs=2, mini_batches=3)
     policy, _, trainer = make_trainer(model_folder, algorithm=algorithm)
-    metrics, _ = trainer.train(make_batch(policy), lr=1e-3)
+    metrics = trainer.train(make_batch(policy), lr=1e-3).metrics
     assert metrics["policy/updates"] == 6.0
 
 
 def test_mini_batches_hold_whole_groups_in_order() -> None:
-    sequences = make_batch(groups=5, size=2).sequences
-    parts = split_groups(sequences, 2)
-    assert [[s.group_id for s in part] for part in parts] == [
-        ["g0", "g0", "g1", "g1"],
-        ["g2", "g2", "g3", "g3", "g4", "g4"],
-    ]
-    assert len(split_groups(sequences, 9)) == 5
+    groups = ["g0", "g1", "g0", "g2", "g3", "g2", "g4"]
+    assert split_groups(groups, 2) == [[0, 2, 1], [3, 5, 4, 6]]
+    assert len(split_groups(groups, 9)) == 5
 
 
 def test_the_same_state_and_batches_give_the_same_bits(model_folder: Path) -> None:

@@ -1,0 +1,136 @@
+"""One training rank as a child process, spoken to in frames over its stdin and stdout."""
+
+import asyncio
+import itertools
+import os
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from services.learner.ports import RankError
+from services.learner.rank import wire
+
+_TAIL_BYTES = 4096
+_CLOSE_SECONDS = 10.0
+
+Answer = asyncio.Future[wire.Message]
+
+
+class RankProcess:
+    """What the rank and its libraries print goes to `log_path`, whose end RankErrors carry."""
+
+    def __init__(self, process: Process, name: str, log_path: Path) -> None:
+        self._process = process
+        self._name = name
+        self._log_path = log_path
+        self._ids = itertools.count()
+        self._waiting: dict[int, tuple[str, Answer]] = {}
+        self._reader = asyncio.create_task(self._read())
+
+    @staticmethod
+    async def spawn(name: str, log_path: Path, environment: Mapping[str, str]) -> "RankProcess":
+        """Starts one; `name` is what messages call it."""
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        with log_path.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "services.learner.rank",
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=log,
+                env={**os.environ, **environment},
+                # The terminal's Ctrl-C is for the service, which ends the rank in order.
+                start_new_session=True,
+            )
+        return RankProcess(process, name, log_path)
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process is gone."""
+        return self._process.returncode is not None
+
+    def send(self, command: str, arguments: Mapping[str, Any]) -> Answer:
+        """Sends a command at once; the answer comes later, or RankError in its place."""
+        answer: Answer = asyncio.get_running_loop().create_future()
+        if self._process.returncode is not None:
+            answer.set_exception(RankError(self._obituary(self._process.returncode)))
+            return answer
+        call = next(self._ids)
+        self._waiting[call] = (command, answer)
+        self._write({"id": call, "command": command, "arguments": arguments})
+        return answer
+
+    def kill(self) -> None:
+        """Ends it at once; `close` still has to be called."""
+        if not self.ended:
+            self._process.kill()
+
+    async def close(self) -> None:
+        """Ends it in order, or by force when it does not listen."""
+        try:
+            await asyncio.wait_for(self._say_goodbye(), _CLOSE_SECONDS)
+        except TimeoutError:
+            self.kill()
+            await self._process.wait()
+        await self._reader
+
+    async def _read(self) -> None:
+        """Hands answers to who waits for them, and bad news to all when the process ends."""
+        stdout = self._process.stdout
+        assert stdout is not None
+        try:
+            while True:
+                header = await stdout.readexactly(wire.HEADER.size)
+                body = await stdout.readexactly(wire.frame_length(header))
+                self._take(wire.decode_body(body))
+        except (asyncio.IncompleteReadError, wire.ChannelError) as error:
+            if isinstance(error, wire.ChannelError):
+                self.kill()
+            problem = self._obituary(await self._process.wait())
+            for call in list(self._waiting):
+                self._settle(call, lambda answer: answer.set_exception(RankError(problem)))
+
+    def _take(self, message: wire.Message) -> None:
+        command, _ = self._waiting[message["id"]]
+        if "error" in message:
+            problem = RankError(f"{command}: {message['error']}\n{self._log_tail()}")
+            self._settle(message["id"], lambda answer: answer.set_exception(problem))
+        else:
+            self._settle(message["id"], lambda answer: answer.set_result(message["result"]))
+
+    def _settle(self, call: int, settle: Callable[[Answer], None]) -> None:
+        """Nobody waits any more for a call that was cancelled."""
+        _, answer = self._waiting.pop(call)
+        if not answer.done():
+            settle(answer)
+
+    async def _say_goodbye(self) -> None:
+        if not self.ended:
+            self._write({"command": "close"})
+        await self._process.wait()
+
+    def _write(self, message: Mapping[str, Any]) -> None:
+        """Frames are small, and a broken pipe shows as the end of the answers."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(wire.encode_frame(message))
+
+    def _obituary(self, code: int) -> str:
+        ending = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        return f"{self._name} {ending}\n{self._log_tail()}"
+
+    def _log_tail(self) -> str:
+        try:
+            with self._log_path.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                text = file.read().decode(errors="replace").strip()
+        except OSError as error:
+            return f"(its log {self._log_path} cannot be read: {error})"
+        return f"end of {self._log_path}:\n{text}" if text else f"({self._log_path} is empty)"

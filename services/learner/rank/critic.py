@@ -1,0 +1,107 @@
+"""The value model of generalised advantage estimation."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from services.learner.algo.critic import clipped_value_loss
+from services.learner.algorithm_config import CriticConfig
+from services.learner.config import OptimizerConfig
+from services.learner.rank.model import Policy, body_states
+from services.learner.rank.optimizer import Optimizer
+from services.learner.rank.rows import Row, Targets
+
+_MODEL, _OPTIMIZER = "model.", "optimizer."
+
+
+class Critic:
+    """A copy of the policy's body with a scalar head, and an optimizer of its own.
+
+    The head begins at zero, so that the first advantages are those of a constant baseline. The
+    value of a token is read where the policy predicts it: of the state before it.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        config: CriticConfig,
+        optimizer: OptimizerConfig,
+        *,
+        offload: bool = False,
+        state: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """`optimizer` is the policy's: all but the learning rate is taken from it. With a `state`
+        it goes on where the critic that gave it was, bit for bit.
+
+        Raises ValueError when the state is of another model.
+        """
+        self.config = config
+        self._policy = policy
+        self._body: Any = copy.deepcopy(policy.model.base_model)
+        self._head = nn.Linear(policy.head.shape[1], 1, device=policy.device)
+        nn.init.zeros_(self._head.weight)
+        nn.init.zeros_(self._head.bias)
+        if state is not None:
+            self._load(_under(state, _MODEL))
+        chosen = optimizer.model_copy(update={"lr": config.lr})
+        self.optimizer = Optimizer(self.named_parameters(), chosen, offload=offload)
+        if state is not None:
+            self.optimizer.load_state(_under(state, _OPTIMIZER))
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Parameters of body and head by name."""
+        body: Mapping[str, nn.Parameter] = dict(self._body.named_parameters())
+        head = self._head.named_parameters()
+        return {
+            **{f"body.{name}": parameter for name, parameter in body.items()},
+            **{f"head.{name}": parameter for name, parameter in head},
+        }
+
+    def values(self, rows: Sequence[Row], targets: Targets) -> Tensor:
+        """What it says of each policy token of a pack [policy tokens], float32."""
+        with self._policy.autocast():
+            states = body_states(self._body, [r.token_ids for r in rows], self._policy.device)
+        # Outside of autocast: values are small differences of large numbers.
+        return self._head(states[targets.positions].float()).squeeze(1)
+
+    def backward(
+        self,
+        rows: Sequence[Row],
+        targets: Targets,
+        old: Tensor,
+        returns: Tensor,
+        weights: Tensor,
+    ) -> tuple[float, int]:
+        """Adds the gradient of a pack's weighted value loss; the loss, and the tokens clipped."""
+        values = self.values(rows, targets)
+        found = clipped_value_loss(values, old, returns, self.config.value_clip)
+        loss = (found.loss * weights).sum()
+        loss.backward()
+        return float(loss.detach()), int(torch.count_nonzero(found.clipped))
+
+    def state(self) -> dict[str, Tensor]:
+        """Parameters and moments by name, for a checkpoint."""
+        moments = self.optimizer.state()
+        return {
+            **{_MODEL + name: value.detach() for name, value in self.named_parameters().items()},
+            **{_OPTIMIZER + name: value for name, value in moments.items()},
+        }
+
+    @torch.no_grad()
+    def _load(self, saved: Mapping[str, Tensor]) -> None:
+        own = self.named_parameters()
+        if {n: t.shape for n, t in saved.items()} != {n: p.shape for n, p in own.items()}:
+            raise ValueError("the critic's state is of another model")
+        for name, parameter in own.items():
+            parameter.copy_(saved[name])
+
+
+def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {
+        name.removeprefix(prefix): value
+        for name, value in tensors.items()
+        if name.startswith(prefix)
+    }

@@ -1,0 +1,58 @@
+"""The frozen policy that the KL penalty measures from."""
+
+import copy
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from services.common.spec import PolicyConfig
+from services.learner.rank.model import Policy, read_model
+
+
+class Reference:
+    """The policy that the run began with; it is never trained, saved or published.
+
+    Kept in the compute dtype: half of the policy's own size in bfloat16. Its logprobs are, bit
+    for bit, those of a policy that is still the initial one.
+    """
+
+    def __init__(self, model: PreTrainedModel, policy: Policy, *, offload: bool) -> None:
+        """Freezes `model`, one of the same architecture as `policy`."""
+        _freeze(model, policy.compute_dtype)
+        self._policy = replace(policy, model=model)
+        self._home = torch.device("cpu") if offload else policy.device
+        nn.Module.to(model, self._home)
+
+    @staticmethod
+    def load(config: PolicyConfig, policy: Policy, *, offload: bool) -> "Reference":
+        """From `policy.model`, whatever checkpoint the policy continues from."""
+        return Reference(read_model(config), policy, offload=offload)
+
+    @staticmethod
+    def copy_of(policy: Policy, *, offload: bool) -> "Reference":
+        """The policy as it is now."""
+        return Reference(copy.deepcopy(policy.model), policy, offload=offload)
+
+    @contextmanager
+    def awake(self) -> Generator[Policy]:
+        """The reference on the policy's device, for as long as the context lasts."""
+        model = self._policy.model
+        nn.Module.to(model, self._policy.device)
+        try:
+            yield self._policy
+        finally:
+            nn.Module.to(model, self._home)
+
+
+def _freeze(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Casts what autocast would cast anyway: matrices, but no embedding and no norm."""
+    model.eval()
+    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+        if parameter.ndim >= 2 and id(parameter) not in embeddings:
+            parameter.data = parameter.data.to(dtype)
