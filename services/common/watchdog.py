@@ -109,6 +109,8 @@ class Watchdog:
         self.limit_s = limit_s
         self._loop_limit_s = loop_limit_s
         self._interval_s = interval_s
+        # Told of each report, in the watchdog's thread.
+        self.on_standstill: Callable[[Standstill], None] = lambda standstill: None
         self._dump_folder = dump_folder
         self._clock = clock
         self._stages = Stages()
@@ -175,6 +177,7 @@ class Watchdog:
             open=standstill.count,
             stacks=self._write(standstill.stage),
         )
+        self.on_standstill(standstill)
 
     def _write(self, stage: str) -> str:
         """Write the dump; returns where it is."""

@@ -9,6 +9,7 @@ from services.learner.ports import RemoteStore
 
 
 def _load() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
+    from services.learner.adapters.alarm_sinks import alarm_sinks_of
     from services.learner.adapters.model_folder import tokenizer_digest_of
     from services.learner.adapters.ranks_local import LocalRanks
     from services.learner.adapters.trackers import trackers_of
@@ -23,14 +24,17 @@ def _load() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
         weights = WeightServer(runtime.run_id, logs / "learner-weights.log")
         tracking = runtime.config.tracking
         tracker = trackers_of(tracking, runtime.run_id, runtime.run_dir, runtime.spec)
+        sinks = alarm_sinks_of(runtime.config.alarms, runtime.run_id, runtime.run_dir)
         try:
             address = await weights.start(runtime.token)
-            vendors = Vendors(ranks, tracker, digest, weights, address, _store(runtime))
+            vendors = Vendors(ranks, tracker, digest, weights, address, _store(runtime), sinks)
             await run_learner(runtime, vendors)
         finally:
             await ranks.close()
             await weights.close()
             await asyncio.to_thread(tracker.close)
+            for sink in sinks:
+                await asyncio.to_thread(sink.close)
 
     return run
 

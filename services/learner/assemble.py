@@ -1,7 +1,7 @@
 """Puts a learner together out of its parts, and runs it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from services.common import rpc
 from services.common.config import canonical_json
 from services.common.errors import ConfigError
 from services.common.runtime import Runtime
+from services.learner.alarms.alarms import Alarms
 from services.learner.broadcast import CANARY_TOLERANCE, Broadcast
 from services.learner.checkpoints import remote_claim
 from services.learner.checkpoints.remote import Elsewhere, NoUploads, UploadedCheckpoints
@@ -26,10 +27,10 @@ from services.learner.journal.store import Journal, open_journal
 from services.learner.journal.writer import JournalError
 from services.learner.loop import Loop
 from services.learner.metrics.meters import shower
-from services.learner.metrics.recorder import tracked_run
+from services.learner.metrics.recorder import ALARMS_META, tracked_run
 from services.learner.parts import Parts
 from services.learner.policy_service import PolicyService
-from services.learner.ports import Ranks, RemoteStore, Snapshots, Tracker
+from services.learner.ports import AlarmSink, Ranks, RemoteStore, Snapshots, Tracker
 from services.learner.same_run import check_tasks_are_the_same, check_tokenizer_is_the_same
 from services.learner.sampling.tasks import TaskFileError, load_tasks
 from services.learner.service import GroupService
@@ -48,6 +49,7 @@ class Vendors:
         snapshots: Snapshots | None = None,
         weight_server: str | None = None,
         store: RemoteStore | None = None,
+        alarm_sinks: Sequence[AlarmSink] = (),
     ) -> None:
         self.ranks = ranks
         self.tracker = tracker
@@ -55,6 +57,7 @@ class Vendors:
         self.snapshots = snapshots
         self.weight_server = weight_server
         self.store = store
+        self.alarm_sinks = alarm_sinks
 
 
 async def run_learner(runtime: Runtime[LearnerConfig], vendors: Vendors) -> None:
@@ -135,7 +138,7 @@ async def _serve(
         runtime.log.info("serving", address=serving.address, run_epoch=dispatcher.run_epoch)
         loop = Loop(parts, on_loaded=loaded)
         try:
-            await _run(loop, dispatcher, journal, uploads, runtime, status)
+            await _run(loop, parts, runtime)
         finally:
             serving.set_serving(False)
             # Calls that wait would hold up the server's end.
@@ -190,6 +193,16 @@ async def _parts(
     meta = await journal.meta()
     tracked = await tracked_run(journal)
     await asyncio.to_thread(vendors.tracker.open, tracked)
+    alarms = Alarms(
+        config.alarms,
+        vendors.alarm_sinks,
+        max_staleness=config.max_staleness,
+        remembered=meta.get(ALARMS_META, {}),
+    )
+    runtime.watchdog.on_standstill = alarms.standstill
+    for incident in journal.incidents.newest:
+        alarms.damage(incident)
+    journal.incidents.on_report = alarms.damage
     return Parts(
         config=config,
         seed=runtime.shared.seed,
@@ -211,6 +224,7 @@ async def _parts(
         eval_sets=eval_sets,
         tracker=vendors.tracker,
         tracked=tracked,
+        alarms=alarms,
         status=status,
         clock=RunClock.resumed(meta.get("seconds", {})),
         watchdog=runtime.watchdog,
@@ -227,22 +241,16 @@ def _heartbeat(runtime: Runtime[LearnerConfig], status: Status) -> None:
     )
 
 
-async def _run(
-    loop: Loop,
-    dispatcher: Dispatcher,
-    journal: Journal,
-    uploads: NoUploads,
-    runtime: Runtime[LearnerConfig],
-    status: Status,
-) -> None:
+async def _run(loop: Loop, parts: Parts, runtime: Runtime[LearnerConfig]) -> None:
     """The loop, with what runs beside it; the first failure of any ends all."""
+    dispatcher, status = parts.dispatcher, parts.status
     main = asyncio.create_task(loop.run(), name="loop")
     beside = [
         asyncio.create_task(_every(dispatcher.book.rules.ttl_s / 4, dispatcher.expire)),
         asyncio.create_task(_when(runtime.drain, dispatcher.drain)),
-        asyncio.create_task(journal.broken()),
-        asyncio.create_task(uploads.fenced()),
-        asyncio.create_task(_show(shower(dispatcher, status, runtime.watchdog))),
+        asyncio.create_task(parts.journal.broken()),
+        asyncio.create_task(parts.uploads.fenced()),
+        asyncio.create_task(_show(shower(dispatcher, status, runtime.watchdog, parts.alarms))),
     ]
     try:
         running: set[asyncio.Task[Any]] = {main, *beside}

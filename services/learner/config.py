@@ -6,6 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from services.common.config import Model
+from services.learner.alarms.config import AlarmsConfig
 from services.learner.algorithm_config import AlgorithmConfig
 from services.learner.guard.config import GuardConfig
 from services.learner.metrics.config import TrackingConfig
@@ -148,6 +149,7 @@ class LearnerConfig(Model):
     eval: EvalConfig = EvalConfig()
     sampling: SamplingConfig = SamplingConfig()
     tracking: TrackingConfig = TrackingConfig()
+    alarms: AlarmsConfig = AlarmsConfig()
 
     @model_validator(mode="after")
     def _a_group_can_be_complete(self) -> Self:

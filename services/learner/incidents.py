@@ -1,6 +1,7 @@
 """What went wrong with what is kept on disk, for the log and for whoever raises alarms."""
 
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.common.log import get_logger
@@ -24,9 +25,11 @@ class Incidents:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.newest: deque[Incident] = deque(maxlen=_KEPT)
+        self.on_report: Callable[[Incident], None] = lambda incident: None
 
     def report(self, kind: str, text: str, what: object) -> None:
         """Log an error and keep it. `what` names the thing that is damaged."""
         _log.error(text, incident=kind, what=what)
         self.counts[kind] += 1
         self.newest.append(Incident(kind, f"{text}: {what}"))
+        self.on_report(self.newest[-1])

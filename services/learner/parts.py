@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.common.watchdog import Watchdog
+from services.learner.alarms.alarms import Alarms
 from services.learner.broadcast import Broadcast
 from services.learner.checkpoints.folders import Checkpoints
 from services.learner.checkpoints.remote import NoUploads
@@ -13,6 +14,7 @@ from services.learner.clock import RunClock
 from services.learner.config import LearnerConfig
 from services.learner.evaluation.report import EvalSet
 from services.learner.groups.dispatcher import Dispatcher
+from services.learner.guard.guard import Guard
 from services.learner.journal.store import Journal
 from services.learner.ports import Ranks, Snapshots, TrackedRun, Tracker
 from services.learner.status import Status
@@ -29,6 +31,7 @@ class Parts:
     journal: Journal
     dispatcher: Dispatcher
     broadcast: Broadcast
+    guard: Guard
     # None when every worker shares memory with the learner.
     snapshots: Snapshots | None
     checkpoints: Checkpoints
@@ -36,6 +39,7 @@ class Parts:
     eval_sets: Sequence[EvalSet]
     tracker: Tracker
     tracked: TrackedRun
+    alarms: Alarms
     status: Status
     clock: RunClock
     watchdog: Watchdog

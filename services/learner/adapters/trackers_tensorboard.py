@@ -5,12 +5,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tensorboard.compat.proto import event_pb2, summary_pb2
+from tensorboard.compat.proto import event_pb2 as _event_pb2
+from tensorboard.compat.proto import summary_pb2 as _summary_pb2
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from services.common.errors import ConfigError
 from services.learner.ports import TrackedRun
 from services.learner.types import Histogram
+
+# Generated without annotations.
+event_pb2: Any = _event_pb2
+summary_pb2: Any = _summary_pb2
 
 
 class TensorboardTracker:
@@ -59,7 +64,7 @@ class TensorboardTracker:
         self._writer.flush()
 
 
-def _histogram(shape: Histogram) -> summary_pb2.HistogramProto:
+def _histogram(shape: Histogram) -> Any:
     """TensorBoard's form: `bucket[i]` values up to `bucket_limit[i]`; moments from bin centres."""
     centres = [(low + high) / 2 for low, high in zip(shape.edges, shape.edges[1:], strict=False)]
     return summary_pb2.HistogramProto(
@@ -68,7 +73,7 @@ def _histogram(shape: Histogram) -> summary_pb2.HistogramProto:
         num=sum(shape.counts),
         sum=_dot(centres, shape.counts),
         sum_squares=_dot([centre * centre for centre in centres], shape.counts),
-        bucket_limit=[shape.edges[0], *shape.edges[1:]],
+        bucket_limit=shape.edges,
         bucket=[0, *shape.counts],
     )
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
 import wandb
 import wandb.errors
 
@@ -64,7 +65,7 @@ class WandbTracker:
     ) -> None:
         assert self._run is not None
         shapes = {
-            name: wandb.Histogram(np_histogram=(list(shape.counts), list(shape.edges)))
+            name: wandb.Histogram(np_histogram=(np.array(shape.counts), np.array(shape.edges)))
             for name, shape in histograms.items()
         }
         self._run.log({"step": step, **metrics, **shapes})

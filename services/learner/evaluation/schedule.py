@@ -97,6 +97,7 @@ class Evaluations:
         self.reports[evaluation.eval_id] = report
         logged = eval_metrics(report)
         parts.tracker.log(version, logged, {})
+        parts.alarms.evaluated(version, logged)
         parts.status.update(logged)
         if parts.status.phase is Phase.EVALUATING:
             parts.status.enter(Phase.SAMPLING)

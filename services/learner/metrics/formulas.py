@@ -67,7 +67,7 @@ def environment_metrics(
 ) -> dict[str, float]:
     """`environment/{env}/*` over the step's graded attempts.
 
-    - avg_turns, avg_tool_calls: means over attempts
+    - avg_turns, avg_tool_calls, avg_policy_tokens: means over attempts
     - tool_error_rate: calls with an outcome other than ok / calls
     - repeat_rate: calls that repeat an earlier one / calls
     - no_grade_rate: tries without a known grade / tries, since the step before
@@ -82,6 +82,8 @@ def environment_metrics(
         prefix = f"environment/{env}"
         metrics[f"{prefix}/avg_turns"] = _mean(t.counts.turns for t in attempts)
         metrics[f"{prefix}/avg_tool_calls"] = _mean(t.counts.tool_calls for t in attempts)
+        tokens = [record.policy_tokens for group in own for record in group.graded]
+        metrics[f"{prefix}/avg_policy_tokens"] = _mean(tokens)
         metrics[f"{prefix}/tool_error_rate"] = errors / max(1, calls)
         metrics[f"{prefix}/repeat_rate"] = sum(t.counts.repeats for t in attempts) / max(1, calls)
         opened = [t.counts.open_s for t in attempts]
@@ -147,6 +149,21 @@ def train_throughput(batch: Batch, times: StepTimes) -> dict[str, float]:
     """Tokens of all trained sequences, prompts included, / seconds of training."""
     trained = sum(r.total_tokens for group in batch.groups for r in group.graded)
     return {"throughput/tokens_per_sec_train": trained / max(times.train, 1e-9)}
+
+
+def cost_metrics(batch: Batch, counters: Counters) -> dict[str, float]:
+    """`cost/*`, in tokens that a policy wrote, since the step before.
+
+    - sampled_tokens: received, those of evaluations and of failed tries included
+    - trained_tokens: of the attempts that the step trains on
+    - dropped_tokens: of groups that were dropped, for whatever reason
+    """
+    trained = sum(r.policy_tokens for group in batch.groups for r in group.graded)
+    return {
+        "cost/sampled_tokens": float(counters.policy_tokens),
+        "cost/trained_tokens": float(trained),
+        "cost/dropped_tokens": float(counters.dropped_tokens),
+    }
 
 
 def ks_distance(first: Iterable[float], second: Iterable[float]) -> float:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from services.common import metrics
 from services.common.watchdog import Watchdog
+from services.learner.alarms.alarms import Alarms
 from services.learner.groups.dispatcher import Dispatcher
 from services.learner.status import Status
 
@@ -14,7 +15,9 @@ _BOOK = {
 }
 
 
-def shower(dispatcher: Dispatcher, status: Status, watchdog: Watchdog) -> Callable[[], None]:
+def shower(
+    dispatcher: Dispatcher, status: Status, watchdog: Watchdog, alarms: Alarms
+) -> Callable[[], None]:
     """Call what it returns about once a second."""
     seen = 0
 
@@ -25,6 +28,8 @@ def shower(dispatcher: Dispatcher, status: Status, watchdog: Watchdog) -> Callab
             seen = received.total()
             for stage in ("collect", "evaluate"):
                 watchdog.progress(stage)
+        alarms.look(dispatcher.tally.streaks)
+        alarms.show(status.metrics)
         _show(dispatcher, status)
 
     return show

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from services.learner.groups.batcher import Batch
 from services.learner.journal.store import Journal
 from services.learner.metrics.histograms import step_histograms
-from services.learner.metrics.step import StepMetrics, step_times
+from services.learner.metrics.step import StepMetrics, step_facts, step_times
 from services.learner.parts import Parts
 from services.learner.ports import TrackedRun
 from services.learner.types import StepResult
 
 _META = "tracker"
+ALARMS_META = "alarms"
 
 
 async def tracked_run(journal: Journal) -> TrackedRun:
@@ -48,11 +49,15 @@ class Recorder:
         parts.clock.step_done(whole)
         for group in batch.all_groups:
             parts.dispatcher.tally.trained(group)
-        metrics = self._metrics.of(batch, base, step_times(batch, stages, whole, sync))
+        counters = parts.dispatcher.tally.take()
+        times = step_times(batch, stages, whole, sync)
+        metrics = self._metrics.of(batch, base, times, counters)
         metrics.update(_of_ranks(result))
         metrics.update(parts.uploads.metrics())
         first = parts.clock.to_first_step
         metrics["timing/to_first_step"] = first if first is not None else 0.0
+        parts.alarms.step_done(step_facts(base + 1, batch, metrics, counters))
+        metrics["alarms/raised"] = float(len(parts.alarms.raised))
         histograms = {**step_histograms(batch.all_groups, base), **result.histograms}
         parts.tracker.log(base + 1, metrics, histograms)
         parts.status.update(metrics, step=base + 1)
@@ -70,7 +75,9 @@ class Recorder:
         files notice, and none is left out."""
         self._logged_step = step
         logged = {"id": self._parts.tracked.tracker_id, "step": step}
-        await self._parts.journal.set_meta({"seconds": self._parts.clock.seconds, _META: logged})
+        seconds, alarms = self._parts.clock.seconds, self._parts.alarms.memory
+        values = {"seconds": seconds, _META: logged, ALARMS_META: alarms}
+        await self._parts.journal.set_meta(values)
 
 
 def _of_ranks(result: StepResult) -> dict[str, float]:

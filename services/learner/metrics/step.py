@@ -1,9 +1,13 @@
 """All metrics of one step together."""
 
+from collections.abc import Mapping
+
+from services.learner.alarms.types import StepFacts
 from services.learner.groups.batcher import Batch
 from services.learner.groups.dispatcher import Dispatcher
 from services.learner.metrics.formulas import (
     StepTimes,
+    cost_metrics,
     environment_metrics,
     failure_metrics,
     reward_metrics,
@@ -12,6 +16,7 @@ from services.learner.metrics.formulas import (
     train_throughput,
 )
 from services.learner.metrics.pace import Pace
+from services.learner.metrics.tally import Counters
 from services.learner.sampling.figures import sampling_metrics
 
 
@@ -32,6 +37,30 @@ def step_times(
     )
 
 
+def step_facts(
+    step: int, batch: Batch, metrics: Mapping[str, float], counters: Counters
+) -> StepFacts:
+    """What the alarms see of a step."""
+    signal: dict[str, tuple[int, int]] = {}
+    tokens: dict[str, list[int]] = {}
+    for group in batch.all_groups:
+        env = group.spec.task.env_key
+        some, whole = signal.get(env, (0, 0))
+        signal[env] = (some + (not group.constant), whole + 1)
+        tokens.setdefault(env, []).extend(record.policy_tokens for record in group.graded)
+    stale = counters.dropped_groups["stale"]
+    envs = signal.keys() | counters.given_up.keys()
+    return StepFacts(
+        step=step,
+        metrics=metrics,
+        signal=signal,
+        no_grade={env: (counters.no_grade[env], tries) for env, tries in counters.tries.items()},
+        stale=(stale, stale + len(batch.all_groups)),
+        lengths={env: sum(found) / len(found) for env, found in tokens.items() if found},
+        given_up={env: counters.given_up[env] for env in sorted(envs)},
+    )
+
+
 class StepMetrics:
     """Knows the steps before, for the metrics of several."""
 
@@ -39,16 +68,19 @@ class StepMetrics:
         self._dispatcher = dispatcher
         self._pace = Pace()
 
-    def of(self, batch: Batch, version: int, times: StepTimes) -> dict[str, float]:
-        """All metrics of the step that `batch` made out of `version`."""
+    def of(
+        self, batch: Batch, version: int, times: StepTimes, counters: Counters
+    ) -> dict[str, float]:
+        """All metrics of the step that `batch` made out of `version`; `counters` are what came
+        in since the step before."""
         tally = self._dispatcher.tally
-        counters = tally.take()
         groups = batch.all_groups
         return {
             **reward_metrics(groups),
             **environment_metrics(groups, counters.tries, counters.no_grade),
             **staleness_metrics(batch, version, tally),
             **failure_metrics(counters),
+            **cost_metrics(batch, counters),
             **timing_metrics(times),
             **train_throughput(batch, times),
             **self._pace.after(times, counters),

@@ -1,0 +1,45 @@
+"""Alarms as JSON lines, for people and programs that come later."""
+
+import json
+import time
+from pathlib import Path
+
+from services.common.log import get_logger
+from services.learner.alarms.types import Alarm
+
+_log = get_logger(__name__)
+
+
+class AlarmFile:
+    """Appends a line to one file for each alarm raised or cleared. Implements `AlarmSink`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._failed = False
+
+    def send(self, alarm: Alarm) -> None:
+        verdict = alarm.verdict
+        line = {
+            "time": round(time.time(), 3),
+            "step": alarm.step,
+            "state": "raised" if alarm.raised else "cleared",
+            "since_step": alarm.since_step,
+            "alarm": verdict.rule,
+            "scope": verdict.scope,
+            "severity": verdict.severity,
+            "value": verdict.value,
+            "limit": verdict.limit,
+            "cause": verdict.cause,
+            "fix": verdict.fix,
+        }
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            # Alarms are in the log too.
+            if not self._failed:
+                _log.warning("alarms cannot be written", path=str(self._path), error=str(error))
+            self._failed = True
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,118 @@
+"""Alarms as messages to a chat: POST {"text": ...}, which Slack, Mattermost and others take."""
+
+import os
+import queue
+import threading
+import time
+
+import httpx
+
+from services.common.errors import ConfigError
+from services.common.log import add_secret, get_logger
+from services.learner.alarms.types import Alarm
+
+_log = get_logger(__name__)
+_TIMEOUT_S = 5.0
+_TRIES = 5
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 30.0
+_TOO_MANY_REQUESTS = 429
+
+
+def webhook_url(configured: str) -> str:
+    """The URL, or what the variable that is named holds. It never appears in a log from now on.
+
+    Raises ConfigError.
+    """
+    url = configured
+    if configured.startswith("$"):
+        url = os.environ.get(configured[1:], "")
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"learner.alarms.webhook: the environment variable {configured[1:]} holds no"
+                " http(s) URL; set it, or leave the key out"
+            )
+    add_secret(url)
+    return url
+
+
+class Webhook:
+    """Sends from a thread of its own, and tries again. Implements `AlarmSink`.
+
+    A server that hangs, refuses or is away costs messages and never time: those that find the
+    queue full or run out of tries are counted and told of once.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        run_id: str,
+        *,
+        capacity: int = 64,
+        timeout_s: float = _TIMEOUT_S,
+        first_pause_s: float = _FIRST_PAUSE_S,
+        close_s: float = 10.0,
+    ) -> None:
+        self._url = url
+        self._run_id = run_id
+        self._timeout_s = timeout_s
+        self._first_pause_s = first_pause_s
+        self._close_s = close_s
+        self._queue: queue.Queue[str | None] = queue.Queue(capacity)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="webhook", daemon=True)
+        self._thread.start()
+        self._failing = False
+        self.dropped = 0
+
+    def send(self, alarm: Alarm) -> None:
+        try:
+            self._queue.put_nowait(f"[{self._run_id}] {alarm.text}")
+        except queue.Full:
+            self._lost("the queue is full")
+
+    def close(self) -> None:
+        """Give what is queued one more try each."""
+        self._closing.set()
+        deadline = time.monotonic() + self._close_s
+        try:
+            self._queue.put(None, timeout=self._close_s)
+        except queue.Full:
+            self._lost("the run ended before it was sent")
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self.dropped:
+            _log.warning("alarms did not reach the webhook", messages=self.dropped)
+
+    def _work(self) -> None:
+        with httpx.Client(timeout=self._timeout_s) as client:
+            while (text := self._queue.get()) is not None:
+                self._deliver(client, text)
+
+    def _deliver(self, client: httpx.Client, text: str) -> None:
+        pause_s = self._first_pause_s
+        for left in reversed(range(_TRIES)):
+            problem, again = self._post(client, text)
+            if not problem:
+                self._failing = False
+                return
+            if not again or not left or self._closing.wait(pause_s):
+                self._lost(problem)
+                return
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _post(self, client: httpx.Client, text: str) -> tuple[str, bool]:
+        """What went wrong, if anything did, and whether it may go right another time."""
+        try:
+            answer = client.post(self._url, json={"text": text})
+        except httpx.HTTPError as error:
+            return repr(error), True
+        if answer.is_success:
+            return "", False
+        again = answer.status_code == _TOO_MANY_REQUESTS or answer.is_server_error
+        return f"HTTP {answer.status_code}", again
+
+    def _lost(self, why: str) -> None:
+        self.dropped += 1
+        if not self._failing:
+            _log.warning("the webhook takes no alarms; they are in the log", error=why)
+        self._failing = True

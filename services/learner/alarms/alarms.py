@@ -1,0 +1,125 @@
+"""Raises each alarm once and clears it when its cause is gone."""
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from services.common.log import get_logger
+from services.common.watchdog import Standstill
+from services.learner.alarms import events
+from services.learner.alarms.config import AlarmsConfig
+from services.learner.alarms.rules import StepRules
+from services.learner.alarms.types import Alarm, Severity, StepFacts, Streak, Verdict
+from services.learner.incidents import Incident
+from services.learner.ports import AlarmSink
+
+_log = get_logger(__name__)
+_PREFIX = "alarms/"
+
+
+class Alarms:
+    """What is raised now. May be called from any thread."""
+
+    def __init__(
+        self,
+        config: AlarmsConfig,
+        sinks: Sequence[AlarmSink],
+        *,
+        max_staleness: int,
+        remembered: Mapping[str, Any],
+    ) -> None:
+        """`remembered` is `memory` of an earlier start of the run, or empty."""
+        self._config = config
+        self._sinks = sinks
+        firsts = remembered.get("firsts", {})
+        self._rules = StepRules(config, max_staleness=max_staleness, firsts=firsts)
+        self._evals = events.EvalRule(config)
+        self._raised: dict[tuple[str, str], Alarm] = {}
+        self._lock = threading.Lock()
+        self.step = 0
+
+    @property
+    def memory(self) -> dict[str, Any]:
+        """What later starts of the run should know."""
+        return {"firsts": self._rules.firsts}
+
+    @property
+    def raised(self) -> list[Alarm]:
+        with self._lock:
+            return list(self._raised.values())
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """`alarms/{rule}/{scope}`: 1 for each that is raised."""
+        keys = [alarm.verdict for alarm in self.raised]
+        return {f"{_PREFIX}{v.rule}/{v.scope.replace('/', '_')}": 1.0 for v in keys}
+
+    def show(self, metrics: dict[str, float]) -> None:
+        """Have `metrics` hold `self.metrics`, and no alarm that is cleared."""
+        now = self.metrics
+        for name in [n for n in metrics if n.startswith(_PREFIX) and n not in now]:
+            del metrics[name]
+        metrics.update(now)
+
+    def step_done(self, facts: StepFacts) -> None:
+        """Judge a step. That it ended clears what was said about stages that stood still."""
+        self.step = facts.step
+        self.judge(self._rules.of(facts))
+        self._moved()
+
+    def evaluated(self, version: int, metrics: Mapping[str, float]) -> None:
+        self.judge(self._evals.of(version, metrics))
+        self._moved()
+
+    def look(self, streaks: Mapping[str, Streak]) -> None:
+        """Call it about once a second: what goes wrong while no step ends."""
+        self.judge(events.failing(self._config, streaks))
+
+    def damage(self, incident: Incident) -> None:
+        """Something on disk was not what had been written, and the run went on without it."""
+        self.judge([events.damage(incident)])
+
+    def standstill(self, found: Standstill) -> None:
+        """A stage stands still; from the watchdog's thread."""
+        self.judge([events.standstill(found.stage, found.seconds)])
+
+    def guard(self, level: int, name: str) -> None:
+        """The mismatch guard is at this level; 0 means that all is well."""
+        self.judge([events.guard(level, name)])
+
+    def judge(self, verdicts: Iterable[Verdict]) -> None:
+        """Raise what is bad and not raised yet, clear what is well again."""
+        for verdict in verdicts:
+            if verdict.bad is not None:
+                self._set(verdict)
+
+    def _moved(self) -> None:
+        for alarm in self.raised:
+            if alarm.verdict.rule == events.NO_PROGRESS:
+                self._set(Verdict(events.NO_PROGRESS, alarm.verdict.scope, bad=False))
+
+    def _set(self, verdict: Verdict) -> None:
+        key = (verdict.rule, verdict.scope)
+        with self._lock:
+            known = self._raised.get(key)
+            if bool(verdict.bad) == (known is not None):
+                return
+            if known is None:
+                alarm = Alarm(verdict, raised=True, step=self.step, since_step=self.step)
+                self._raised[key] = alarm
+            else:
+                alarm = Alarm(known.verdict, False, self.step, known.since_step)
+                del self._raised[key]
+        self._tell(alarm)
+
+    def _tell(self, alarm: Alarm) -> None:
+        verdict = alarm.verdict
+        facts = {"alarm": verdict.rule, "scope": verdict.scope, "at_step": alarm.step}
+        if not alarm.raised:
+            _log.info("an alarm is over", **facts, since_step=alarm.since_step)
+        else:
+            say = _log.error if verdict.severity is Severity.ERROR else _log.warning
+            figures = {"value": round(verdict.value, 4), "limit": round(verdict.limit, 4)}
+            say("alarm", **facts, **figures, cause=verdict.cause, fix=verdict.fix)
+        for sink in self._sinks:
+            sink.send(alarm)

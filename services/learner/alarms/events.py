@@ -1,0 +1,141 @@
+"""Verdicts on what happens beside the steps: evaluations, tries, stages, files. Pure."""
+
+from collections.abc import Mapping
+
+from services.learner.alarms.config import AlarmsConfig
+from services.learner.alarms.types import ALL, Severity, Streak, Verdict
+from services.learner.incidents import Incident
+
+NO_PROGRESS = "no_progress"
+# Why tries fail, and where to look.
+_LOOK_AT = {
+    "env_lost": "Its server does not start, or loses episodes: see flotilla env status and"
+    " logs/env_gateway-0.log, and open one episode by hand (flotilla env try)",
+    "no_grade": "Its verifier or grader fails: grade one attempt by hand (flotilla env try), and"
+    " see logs/env_gateway-0.log",
+    "engine_error": "The engine fails on its prompts: see logs/rollout-0.log",
+    "aborted": "Rollout workers give its attempts up: see logs/rollout-0.log",
+}
+_ASIDE = "The learner's log says what happened (logs/learner-0.log)"
+_DAMAGE = {
+    "damaged_checkpoint": "The run went on from the checkpoint before it and replays the steps"
+    " between; look at the disk, and keep more (checkpoint.keep)",
+    "checkpoint_failed": "The checkpoints before it are whole; free or mend the disk",
+    "lost_with_disk": "The run goes on from its newest upload; what came after it is sampled again",
+    "corrupt_record": "What is damaged is not trained on; look at the disk and its cables",
+}
+
+
+def failing(config: AlarmsConfig, streaks: Mapping[str, Streak]) -> list[Verdict]:
+    """Environments at which nothing works any more; judged while no step ends, too."""
+    return [_failing(config, env, streak) for env, streak in streaks.items()]
+
+
+def _failing(config: AlarmsConfig, env: str, streak: Streak) -> Verdict:
+    bad = True if streak.tries >= config.failing_tries else None if streak.tries else False
+    reason, count = max(streak.reasons.items(), key=lambda item: item[1], default=("", 0))
+    kind = reason.partition(":")[0].partition("/")[0]
+    return Verdict(
+        "failing_environment",
+        env,
+        bad,
+        f"the last {streak.tries} tries there all failed, {count} of them with {reason!r}",
+        _LOOK_AT.get(kind, _ASIDE),
+        float(streak.tries),
+        float(config.failing_tries),
+        Severity.ERROR,
+    )
+
+
+class EvalRule:
+    """Compares each evaluation of a set with the best one before it.
+
+    pass@1 has fallen when the difference is over `eval_fall` and over 1.96 standard errors of it,
+    the errors taken from the 95 % intervals: two evaluations of one policy rarely do that.
+    """
+
+    def __init__(self, config: AlarmsConfig) -> None:
+        self._config = config
+        # By set: pass@1, its standard error, the version.
+        self._best: dict[str, tuple[float, float, int]] = {}
+
+    def of(self, version: int, metrics: Mapping[str, float]) -> list[Verdict]:
+        """`metrics` as they are logged: `eval/all/pass_at_1` and its interval, and so on."""
+        ends = "/all/pass_at_1"
+        found = [name.removesuffix(ends) for name in metrics if name.endswith(ends)]
+        return [self._set(version, prefix, metrics) for prefix in found]
+
+    def _set(self, version: int, prefix: str, metrics: Mapping[str, float]) -> Verdict:
+        name = f"{prefix}/all/pass_at_1"
+        value = metrics[name]
+        error = (metrics[f"{name}_high"] - metrics[f"{name}_low"]) / (2 * 1.96)
+        best, best_error, best_version = self._best.get(prefix, (value, error, version))
+        fall = best - value
+        chance = 1.96 * (error**2 + best_error**2) ** 0.5
+        if value >= best:
+            self._best[prefix] = (value, error, version)
+        return Verdict(
+            "eval_regression",
+            prefix,
+            fall > max(chance, self._config.eval_fall) or (False if fall <= chance / 2 else None),
+            f"pass@1 fell from {best:.1%} (version {best_version}) to {value:.1%} (version"
+            f" {version}), by more than chance ({chance:.1%})",
+            "The policy gets better at its training tasks alone, or worse at all: compare"
+            " reward/avg_pass_at_1; lower optimizer.lr, add tasks, or go back to the checkpoint"
+            " before",
+            value,
+            best,
+        )
+
+
+def standstill(stage: str, seconds: float) -> Verdict:
+    """A stage does not move; cleared by the next step or evaluation that ends."""
+    return Verdict(
+        NO_PROGRESS,
+        stage,
+        True,
+        f"the stage has stood still for {seconds:.0f} s",
+        _STANDSTILL.get(stage, "What every thread was doing is in the run's folder stacks/"),
+        seconds,
+        severity=Severity.ERROR,
+    )
+
+
+_STANDSTILL = {
+    "collect": "No trajectory comes in: see whether rollout workers live and environments open"
+    " (flotilla status, flotilla env status, logs/rollout-0.log)",
+    "evaluate": "No evaluation attempt comes in: see whether rollout workers live and"
+    " environments open (flotilla status, logs/rollout-0.log)",
+    "train": "The ranks do not answer: see logs/learner-rank-0.log and the memory of their"
+    " device; lower rank.pack_tokens if it is full",
+    "publish": "The ranks do not hand out the weights: see logs/learner-rank-0.log and the space"
+    " in /dev/shm",
+    "checkpoint": "The disk does not take the checkpoint: see its space and its speed",
+}
+
+
+def damage(incident: Incident) -> Verdict:
+    """Something on disk is not what was written. Never cleared: somebody should look."""
+    return Verdict(
+        incident.kind,
+        ALL,
+        True,
+        incident.text,
+        _DAMAGE.get(incident.kind, _ASIDE),
+        severity=Severity.ERROR,
+    )
+
+
+def guard(level: int, mode: str) -> Verdict:
+    """The mismatch guard does something; it has logged the figures behind it."""
+    return Verdict(
+        "mismatch_guard",
+        ALL,
+        level > 0,
+        f"engine and trainer differ more than they did: the guard is at {mode}",
+        "See mismatch/* and docs/mismatch.md: temperature, dtype, rope or the chat template"
+        " differ between rollout and learner, or an engine holds other weights than it says",
+        float(level),
+        0.0,
+        Severity.ERROR if level > 1 else Severity.WARNING,
+    )

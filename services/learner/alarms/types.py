@@ -1,0 +1,80 @@
+"""Alarms as values."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+# The scope of what concerns no environment in particular.
+ALL = "all"
+
+
+class Severity(StrEnum):
+    """How the log says it."""
+
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a rule says of one thing (an environment, a stage, ...) as of now.
+
+    `bad` is None between the limit that raises an alarm and the one that clears it.
+    """
+
+    rule: str
+    scope: str
+    bad: bool | None
+    # What is the matter, and what to try, for a person.
+    cause: str = ""
+    fix: str = ""
+    value: float = 0.0
+    limit: float = 0.0
+    severity: Severity = Severity.WARNING
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """An alarm that was raised or, with `raised` False, cleared."""
+
+    verdict: Verdict
+    raised: bool
+    # Of the run, when that happened; and when it was raised.
+    step: int
+    since_step: int
+
+    @property
+    def text(self) -> str:
+        """One line for a person."""
+        verdict = self.verdict
+        name = verdict.rule if verdict.scope == ALL else f"{verdict.rule} of {verdict.scope}"
+        if not self.raised:
+            return f"cleared in step {self.step}: {name}, raised in step {self.since_step}"
+        return f"alarm in step {self.step}: {name}: {verdict.cause}. {verdict.fix}"
+
+
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """What the rules see of one step. Pairs are (part, whole); the keys are environments."""
+
+    step: int
+    metrics: Mapping[str, float]
+    # Groups whose attempts differ in reward, of the step's groups.
+    signal: Mapping[str, tuple[int, int]]
+    # Tries without a known grade, of those that ended since the step before.
+    no_grade: Mapping[str, tuple[int, int]]
+    # Groups dropped as too old, of those and the step's.
+    stale: tuple[int, int]
+    # Mean policy tokens of an attempt.
+    lengths: Mapping[str, float]
+    # Tasks that were given up since the step before.
+    given_up: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Streak:
+    """The newest tries at one environment, none of which got a grade."""
+
+    tries: int
+    # How often each reason, with what was said about it.
+    reasons: Mapping[str, int]
