@@ -33,7 +33,7 @@ from services.learner.adapters.fake import FakeRanks
 from services.learner.adapters.trackers_jsonl import JsonlTracker
 from services.learner.assemble import Vendors, run_learner
 from services.learner.config import LearnerConfig
-from services.learner.ports import Ranks
+from services.learner.ports import Ranks, RemoteStore
 
 if TYPE_CHECKING:
     from flotilla.learner.v1.group_service_pb2_grpc import GroupServiceAsyncStub
@@ -72,7 +72,7 @@ def make_runtime(tmp_path: Path, config: LearnerConfig, *, listen: str) -> Runti
         service="learner",
         config=config,
         shared=parse(SharedConfig, shared, where="test"),
-        spec={},
+        spec=dict(shared),
         run_id="test-run",
         run_dir=tmp_path / "run",
         token=TOKEN,
@@ -98,12 +98,16 @@ class RunningLearner:
 
 @asynccontextmanager
 async def learner(
-    tmp_path: Path, config: LearnerConfig, ranks: Ranks | None = None
+    tmp_path: Path,
+    config: LearnerConfig,
+    ranks: Ranks | None = None,
+    store: RemoteStore | None = None,
 ) -> AsyncGenerator[RunningLearner]:
     address = f"127.0.0.1:{free_port()}"
     runtime = make_runtime(tmp_path, config, listen=address)
     tracker = JsonlTracker(tmp_path / "run" / "metrics.jsonl")
-    vendors = Vendors(ranks or FakeRanks(tmp_path / "weights"), tracker, TOKENIZER)
+    ranks = ranks or FakeRanks(tmp_path / "weights")
+    vendors = Vendors(ranks, tracker, TOKENIZER, store=store)
     task = asyncio.create_task(run_learner(runtime, vendors))
     try:
         yield RunningLearner(address, runtime, task)

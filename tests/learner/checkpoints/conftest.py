@@ -1,0 +1,22 @@
+from collections.abc import Iterator
+
+import pytest
+
+from services.learner.adapters.remote_fsspec import FsspecStore
+from tests.learner.checkpoints.remote_support import s3_server, s3_store
+
+
+@pytest.fixture(scope="session")
+def endpoint() -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "an-id-for-tests")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret-for-tests")
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        with s3_server() as address:
+            yield address
+
+
+@pytest.fixture
+def store(endpoint: str, request: pytest.FixtureRequest) -> FsspecStore:
+    """Of the run of this test, in S3."""
+    return s3_store(endpoint, request.node.name[:60])
