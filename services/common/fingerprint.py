@@ -67,6 +67,32 @@ def fingerprint(entries: Sequence[TensorEntry], total_bytes: int) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
+@dataclass(frozen=True, slots=True)
+class TokenizerDigests:
+    """`whole` decides; the parts, empty where a side does not know them, say what differs."""
+
+    whole: bytes
+    tokenizer_json: bytes = b""
+    chat_template: bytes = b""
+
+    def differing(self, other: "TokenizerDigests") -> tuple[str, ...]:
+        """Names of the parts that both know and that are not the same."""
+        pairs = {
+            "tokenizer.json": (self.tokenizer_json, other.tokenizer_json),
+            "the chat template": (self.chat_template, other.chat_template),
+        }
+        return tuple(name for name, (own, its) in pairs.items() if own and its and own != its)
+
+
+def tokenizer_digests(folder: Path) -> TokenizerDigests:
+    """`tokenizer_digest` and SHA-256 of each part alone. Raises FileNotFoundError."""
+    return TokenizerDigests(
+        tokenizer_digest(folder),
+        hashlib.sha256((folder / "tokenizer.json").read_bytes()).digest(),
+        hashlib.sha256(_chat_template(folder).encode()).digest(),
+    )
+
+
 def tokenizer_digest(folder: Path) -> bytes:
     """SHA-256 of tokenizer.json and the chat template of a model folder.
 

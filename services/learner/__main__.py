@@ -10,7 +10,7 @@ from services.learner.ports import RemoteStore
 
 def _load() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
     from services.learner.adapters.alarm_sinks import alarm_sinks_of
-    from services.learner.adapters.model_folder import tokenizer_digest_of
+    from services.learner.adapters.model_folder import tokenizer_digests_of
     from services.learner.adapters.ranks_local import LocalRanks
     from services.learner.adapters.trackers import trackers_of
     from services.learner.adapters.weights_shm import WeightServer
@@ -19,7 +19,7 @@ def _load() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
     async def run(runtime: Runtime[LearnerConfig]) -> None:
         logs = runtime.run_dir / "logs"
         policy = runtime.shared.policy
-        digest = tokenizer_digest_of(policy)
+        tokenizer = tokenizer_digests_of(policy)
         ranks = LocalRanks(runtime.run_id, policy, runtime.config, logs / "learner-rank-0.log")
         weights = WeightServer(runtime.run_id, logs / "learner-weights.log")
         tracking = runtime.config.tracking
@@ -27,7 +27,7 @@ def _load() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
         sinks = alarm_sinks_of(runtime.config.alarms, runtime.run_id, runtime.run_dir)
         try:
             address = await weights.start(runtime.token)
-            vendors = Vendors(ranks, tracker, digest, weights, address, _store(runtime), sinks)
+            vendors = Vendors(ranks, tracker, tokenizer, weights, address, _store(runtime), sinks)
             await run_learner(runtime, vendors)
         finally:
             await ranks.close()

@@ -11,6 +11,7 @@ from flotilla.learner.v1 import group_service_pb2_grpc, policy_service_pb2_grpc
 from services.common import rpc
 from services.common.config import canonical_json
 from services.common.errors import ConfigError
+from services.common.fingerprint import TokenizerDigests
 from services.common.runtime import Runtime
 from services.learner.alarms.alarms import Alarms
 from services.learner.broadcast import CANARY_TOLERANCE, Broadcast
@@ -23,6 +24,7 @@ from services.learner.config import LearnerConfig
 from services.learner.evaluation.report import EvalSet
 from services.learner.groups.dispatcher import Dispatcher
 from services.learner.groups.start import start_dispatcher
+from services.learner.guard.guard import META, Guard
 from services.learner.journal.store import Journal, open_journal
 from services.learner.journal.writer import JournalError
 from services.learner.loop import Loop
@@ -45,7 +47,7 @@ class Vendors:
         self,
         ranks: Ranks,
         tracker: Tracker,
-        tokenizer_digest: bytes,
+        tokenizer: TokenizerDigests | bytes,
         snapshots: Snapshots | None = None,
         weight_server: str | None = None,
         store: RemoteStore | None = None,
@@ -53,7 +55,9 @@ class Vendors:
     ) -> None:
         self.ranks = ranks
         self.tracker = tracker
-        self.tokenizer_digest = tokenizer_digest
+        if isinstance(tokenizer, bytes):
+            tokenizer = TokenizerDigests(tokenizer)
+        self.tokenizer = tokenizer
         self.snapshots = snapshots
         self.weight_server = weight_server
         self.store = store
@@ -69,7 +73,7 @@ async def run_learner(runtime: Runtime[LearnerConfig], vendors: Vendors) -> None
     except JournalError as error:
         raise ConfigError(str(error)) from error
     try:
-        await check_tokenizer_is_the_same(journal, vendors.tokenizer_digest)
+        await check_tokenizer_is_the_same(journal, vendors.tokenizer)
         if config.mode == "train":
             await check_tasks_are_the_same(journal, tasks, config.tasks, runtime.shared.seed)
         place = _elsewhere(runtime, vendors.store)
@@ -122,10 +126,10 @@ async def _serve(
         canary_tolerance=CANARY_TOLERANCE[runtime.shared.policy.dtype],
         attach_grace_s=config.attach_grace_s,
     )
-    server = _server(runtime, vendors, dispatcher, broadcast, status, limits)
     parts = await _parts(
         runtime, vendors, journal, dispatcher, broadcast, status, eval_sets, uploads
     )
+    server = _server(runtime, vendors, parts, limits)
     async with rpc.serving(server, runtime.listen) as serving:
 
         def loaded(info: ModelInfo) -> None:
@@ -149,28 +153,27 @@ async def _serve(
 def _server(
     runtime: Runtime[LearnerConfig],
     vendors: Vendors,
-    dispatcher: Dispatcher,
-    broadcast: Broadcast,
-    status: Status,
+    parts: Parts,
     limits: asyncio.Future[Limits],
 ) -> grpc.aio.Server:
     """Both services, not started yet."""
     server = rpc.server(token=runtime.token)
     group_service_pb2_grpc.add_GroupServiceServicer_to_server(
         GroupService(
-            dispatcher,
-            status,
+            parts.dispatcher,
+            parts.status,
             limits,
-            tokenizer_digest=vendors.tokenizer_digest,
+            tokenizer=vendors.tokenizer,
             drain=runtime.drain,
         ),
         server,
     )
     policy_service_pb2_grpc.add_PolicyServiceServicer_to_server(
         PolicyService(
-            broadcast,
-            dispatcher,
-            tokenizer_digest=vendors.tokenizer_digest,
+            parts.broadcast,
+            parts.dispatcher,
+            parts.guard,
+            tokenizer=vendors.tokenizer,
             weight_server=vendors.weight_server,
             publish_timeout_s=runtime.config.publish_timeout_s,
         ),
@@ -211,6 +214,15 @@ async def _parts(
         journal=journal,
         dispatcher=dispatcher,
         broadcast=broadcast,
+        guard=Guard(
+            config,
+            runtime.shared.policy,
+            vendors.ranks,
+            journal,
+            runtime.run_dir,
+            run_epoch=dispatcher.run_epoch,
+            state=meta.get(META, {}),
+        ),
         snapshots=vendors.snapshots,
         checkpoints=UploadedCheckpoints(
             uploads,
@@ -249,6 +261,7 @@ async def _run(loop: Loop, parts: Parts, runtime: Runtime[LearnerConfig]) -> Non
         asyncio.create_task(_every(dispatcher.book.rules.ttl_s / 4, dispatcher.expire)),
         asyncio.create_task(_when(runtime.drain, dispatcher.drain)),
         asyncio.create_task(parts.journal.broken()),
+        asyncio.create_task(parts.guard.watch()),
         asyncio.create_task(parts.uploads.fenced()),
         asyncio.create_task(_show(shower(dispatcher, status, runtime.watchdog, parts.alarms))),
     ]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from services.learner.guard.types import Probe
 from services.learner.types import PolicyId, Publication
 
 # Publications whose canary is kept, for reports that come late: a worker that is slow to load
@@ -32,10 +33,11 @@ class NoCommonTransportError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """A publication under its name."""
+    """A publication under its name, and what engines are to sample once they serve it."""
 
     policy: PolicyId
     publication: Publication
+    probes: tuple[Probe, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class Update:
 
     announcement: Announcement
     by_shm: bool
+    # Also what the engine serves already.
+    reload: bool = False
 
 
 @dataclass(slots=True)
@@ -59,6 +63,8 @@ class Member:
     sent: PolicyId | None = None
     # The next update goes through WeightService: a late joiner, or shared memory failed.
     fetch_next: bool = True
+    # Whatever the engine holds is not to be trusted.
+    reload_next: bool = False
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     ended: bool = False
 
@@ -135,6 +141,19 @@ class Broadcast:
         self._note_sync()
         return True
 
+    def check_member(self, worker_id: str) -> None:
+        """Raises UnknownWorkerError."""
+        self._member(worker_id)
+
+    def refused(self, worker_id: str) -> None:
+        """What a member serves is wrong: it gets the newest policy again, whole."""
+        self._retry(self._member(worker_id))
+
+    def resync(self) -> None:
+        """Every member gets the newest policy again, whole, at once."""
+        for member in self._members.values():
+            _forget_what_it_holds(member)
+
     def failed(self, worker_id: str) -> None:
         """A member could not load: it gets the newest policy again, whole."""
         self._retry(self._member(worker_id))
@@ -154,15 +173,12 @@ class Broadcast:
         if newest is None or newest.policy in (member.sent, member.holding):
             return None
         by_shm = member.shares_memory and not (member.fetch_next and member.can_fetch)
-        member.sent, member.fetch_next = newest.policy, False
-        return Update(newest, by_shm)
+        update = Update(newest, by_shm, member.reload_next)
+        member.sent, member.fetch_next, member.reload_next = newest.policy, False, False
+        return update
 
     def _retry(self, member: Member) -> None:
-        def again() -> None:
-            member.sent, member.holding, member.fetch_next = None, None, True
-            member.wake.set()
-
-        asyncio.get_running_loop().call_later(_RETRY_S, again)
+        asyncio.get_running_loop().call_later(_RETRY_S, _forget_what_it_holds, member)
 
     def _note_sync(self) -> None:
         newest = self.newest
@@ -179,6 +195,12 @@ class Broadcast:
         if self._members.get(member.worker_id) is member:
             del self._members[member.worker_id]
             self.on_left(member.worker_id)
+
+
+def _forget_what_it_holds(member: Member) -> None:
+    member.sent, member.holding = None, None
+    member.fetch_next = member.reload_next = True
+    member.wake.set()
 
 
 def _ignore(worker_id: str) -> None:

@@ -24,13 +24,15 @@ from services.learner.clock import Stopwatch
 from services.learner.evaluation.report import Moment
 from services.learner.evaluation.schedule import Evaluations
 from services.learner.groups.batcher import Batch, train_batch
+from services.learner.guard.acts import judged
+from services.learner.guard.guard import Ruling
 from services.learner.journal.rows import accounts
 from services.learner.journal.schema import Plan
 from services.learner.metrics.recorder import Recorder
 from services.learner.parts import Parts
 from services.learner.status import Phase
 from services.learner.summary import write_summary
-from services.learner.types import ModelInfo, PolicyId, StepResult
+from services.learner.types import ModelInfo, PolicyId, StepResult, StepSettings
 
 T = TypeVar("T")
 _log = get_logger(__name__)
@@ -66,7 +68,10 @@ class Loop:
             batch = await self._or_drain(self._collect())
             if batch is None:
                 return await self._stop_early()
-            if not await self._step(batch):
+            ruling = await self._judge(batch)
+            if ruling.resync:
+                continue
+            if not await self._step(batch, ruling.settings):
                 return await self._stop_early(save=False)
         return await self._finish()
 
@@ -87,6 +92,7 @@ class Loop:
         if newest is None:
             await self._check_initial_policy()
         self._on_loaded(info)
+        parts.guard.loaded(info)
         for plan in await parts.journal.plans_after(self._version):
             if plan.step != self._version + 1:
                 raise ReplayError(f"the journal has no plan for step {self._version + 1}")
@@ -123,7 +129,16 @@ class Loop:
         with self._watch.stage("rollout_wait"), self._parts.watchdog.stage("collect"):
             return await self._parts.dispatcher.take_batch()
 
-    async def _step(self, batch: Batch) -> bool:
+    async def _judge(self, batch: Batch) -> Ruling:
+        """What the mismatch guard says of a batch. Raises MismatchError when it stops the run."""
+        ruling = await judged(self._parts, batch, self._version)
+        if ruling.stop is None:
+            return ruling
+        if self._saved_step < self._version:
+            await self._checkpoint()
+        raise ruling.stop
+
+    async def _step(self, batch: Batch, settings: StepSettings) -> bool:
         """False when the drain came while an evaluation held the publication back: the plan is
         journaled, and the next start evaluates and then trains again."""
         parts, base = self._parts, self._version
@@ -131,6 +146,7 @@ class Loop:
         plan = Plan(
             base + 1,
             batch.attempts,
+            settings,
             leases=parts.dispatcher.book.leases_out,
             seed=parts.seed,
         )
@@ -145,7 +161,7 @@ class Loop:
         facts = {"step": plan.step, "attempts": len(plan.attempts)}
         stage = parts.watchdog.stage("train")
         with self._watch.stage("train"), stage, trace.span("train", facts):
-            result = await self._train(plan)
+            result = parts.guard.noted(await self._train(plan), base)
         with self._watch.stage("eval_wait"):
             if not await self._evals.hold(self._config.eval.hold_s, parts.drain):
                 return False
@@ -194,7 +210,8 @@ class Loop:
         rules = parts.dispatcher.book.rules
         train = train and self._config.mode == "train"
         parts.dispatcher.book.train_slots = min(rules.train_slots, remaining) if train else 0
-        parts.broadcast.announce(Announcement(policy, publication))
+        probes = parts.guard.probes_for(publication)
+        parts.broadcast.announce(Announcement(policy, publication, probes))
         await parts.dispatcher.published(policy, batch)
         parts.status.policy = policy
         asyncio.get_running_loop().call_later(

@@ -3,9 +3,11 @@
 from collections.abc import AsyncIterator
 
 import grpc
+import numpy as np
 
 from flotilla.learner.v1 import policy_service_pb2 as pb
 from flotilla.learner.v1 import policy_service_pb2_grpc
+from services.common.fingerprint import TokenizerDigests
 from services.common.host import host_digest
 from services.common.log import get_logger
 from services.common.rpc import duration
@@ -19,7 +21,10 @@ from services.learner.broadcast import (
 )
 from services.learner.groups.dispatcher import Dispatcher
 from services.learner.groups.requests import now
-from services.learner.service import Context, check_epoch, check_tokenizer, refuse
+from services.learner.guard.guard import Guard
+from services.learner.guard.probes import ProbeError
+from services.learner.guard.types import Probe, ProbeResult
+from services.learner.service import Context, check_epoch, check_tokenizer, digests_of, refuse
 
 _log = get_logger(__name__)
 
@@ -34,15 +39,17 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
         self,
         broadcast: Broadcast,
         dispatcher: Dispatcher,
+        guard: Guard,
         *,
-        tokenizer_digest: bytes,
+        tokenizer: TokenizerDigests,
         weight_server: str | None,
         publish_timeout_s: float,
         max_age_s: float = 1800.0,
     ) -> None:
         self._broadcast = broadcast
         self._dispatcher = dispatcher
-        self._tokenizer_digest = tokenizer_digest
+        self._guard = guard
+        self._tokenizer = tokenizer
         self._weight_server = weight_server
         self._publish_timeout_s = publish_timeout_s
         self._max_age_s = max_age_s
@@ -52,7 +59,7 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
         self, request: pb.AttachRequest, context: Context
     ) -> AsyncIterator[pb.AttachResponse]:
         check_epoch(context, self._dispatcher.run_epoch)
-        check_tokenizer(request.tokenizer_digest, self._tokenizer_digest)
+        check_tokenizer(digests_of(request), self._tokenizer)
         member = self._admit(request)
         end = now() + self._max_age_s
         try:
@@ -70,14 +77,13 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
         applied = request.outcome == pb.UPDATE_OUTCOME_APPLIED
         try:
             if applied:
-                canary = codec.floats(request.canary_logprobs)
-                accepted = self._broadcast.applied(request.worker_id, policy, canary)
+                accepted = await self._applied(request)
             else:
                 self._broadcast.failed(request.worker_id)
                 accepted = False
         except UnknownWorkerError as error:
             raise refuse(grpc.StatusCode.NOT_FOUND, "UNKNOWN_WORKER", error.args[0]) from error
-        except codec.MalformedError as error:
+        except (codec.MalformedError, ProbeError) as error:
             code = grpc.StatusCode.INVALID_ARGUMENT
             raise refuse(code, "MALFORMED_REPORT", str(error)) from error
         if accepted:
@@ -93,6 +99,21 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
                 detail=request.detail[:500],
             )
         return pb.ReportPolicyResponse(accepted=accepted)
+
+    async def _applied(self, request: pb.ReportPolicyRequest) -> bool:
+        """Whether an engine serves what it should."""
+        worker_id, policy = request.worker_id, codec.policy_id(request.policy)
+        self._broadcast.check_member(worker_id)
+        canary = codec.floats(request.canary_logprobs)
+        results = [_probe_result(result) for result in request.probes]
+        if await self._guard.probes_agree(worker_id, policy, results):
+            accepted = self._broadcast.applied(worker_id, policy, canary)
+        else:
+            self._broadcast.refused(worker_id)
+            accepted = False
+        if not accepted:
+            self._guard.refused(worker_id, policy, canary, results)
+        return accepted
 
     def _admit(self, request: pb.AttachRequest) -> Member:
         book = self._dispatcher.book
@@ -130,6 +151,25 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
             transport=pb.TRANSPORT_SHM if update.by_shm else pb.TRANSPORT_GRPC,
             location=location,
             canary_token_ids=canary,
+            reload=update.reload,
+            probes=[_probe(probe) for probe in update.announcement.probes],
             publish_timeout=duration(self._publish_timeout_s),
         )
         return pb.AttachResponse(update=message, run_epoch=self._dispatcher.run_epoch)
+
+
+def _probe(probe: Probe) -> pb.Probe:
+    return pb.Probe(
+        prompt_token_ids=probe.prompt_token_ids.astype("<i4").tobytes(),
+        max_tokens=probe.max_tokens,
+        temperature=probe.temperature,
+        seed=probe.seed,
+    )
+
+
+def _probe_result(message: pb.ProbeResult) -> ProbeResult:
+    """Raises MalformedError."""
+    if len(message.token_ids) % 4:
+        raise codec.MalformedError("a probe's token_ids are not a whole number of int32")
+    token_ids = np.frombuffer(message.token_ids, dtype="<i4").astype(np.int32)
+    return ProbeResult(token_ids, codec.floats(message.logprobs))

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Sequence
 
 from services.common.errors import ConfigError
+from services.common.fingerprint import TokenizerDigests
 from services.common.log import get_logger
 from services.learner.journal.curriculum import drawn_tasks
 from services.learner.journal.store import Journal
@@ -13,10 +14,11 @@ _KEY = "began_with"
 _log = get_logger(__name__)
 
 
-async def check_tokenizer_is_the_same(journal: Journal, digest: bytes) -> None:
+async def check_tokenizer_is_the_same(journal: Journal, digests: TokenizerDigests) -> None:
     """Token ids in the journal mean nothing under another tokenizer. Raises ConfigError."""
-    began = await _noted(journal, "tokenizer", digest.hex())
-    if began != digest.hex():
+    digest = digests.whole.hex()
+    began = await _noted(journal, "tokenizer", digest)
+    if began != digest:
         raise ConfigError(
             "policy.model: its tokenizer is not the one that this run began with, so what was"
             " sampled cannot be trained on: restore tokenizer.json and the chat template, or start"

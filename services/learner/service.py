@@ -9,7 +9,9 @@ import grpc
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import group_service_pb2_grpc
+from flotilla.learner.v1 import policy_service_pb2 as policies_pb
 from services.common.errors import ServiceError
+from services.common.fingerprint import TokenizerDigests
 from services.learner import codec, codec_out
 from services.learner.groups.dispatcher import Dispatcher
 from services.learner.groups.requests import (
@@ -41,13 +43,24 @@ def check_epoch(context: Context, run_epoch: int) -> None:
             raise refuse(_FAILED, "STALE_EPOCH", message, run_epoch=str(run_epoch))
 
 
-def check_tokenizer(given: bytes, expected: bytes) -> None:
-    if given != expected:
-        message = (
-            f"the worker's tokenizer has digest {given.hex() or '(none)'}, the learner's"
-            f" {expected.hex()}; give both the same policy.model"
-        )
-        raise refuse(_FAILED, "TOKENIZER_MISMATCH", message)
+def digests_of(request: pb.LeaseGroupRequest | policies_pb.AttachRequest) -> TokenizerDigests:
+    return TokenizerDigests(
+        request.tokenizer_digest, request.tokenizer_json_digest, request.chat_template_digest
+    )
+
+
+def check_tokenizer(given: TokenizerDigests, expected: TokenizerDigests) -> None:
+    """Refuse a worker whose token ids mean something else, and say what of it differs."""
+    if given.whole == expected.whole:
+        return
+    differs = " and ".join(expected.differing(given))
+    what = f"{differs} of its policy.model differs" if differs else "its tokenizer differs"
+    message = (
+        f"the worker's prompts are not the learner's: {what} (digest"
+        f" {given.whole.hex() or '(none)'}, the learner's {expected.whole.hex()}); give both the"
+        " same policy.model"
+    )
+    raise refuse(_FAILED, "TOKENIZER_MISMATCH", message, differs=differs)
 
 
 class GroupService(group_service_pb2_grpc.GroupServiceServicer):
@@ -59,14 +72,14 @@ class GroupService(group_service_pb2_grpc.GroupServiceServicer):
         status: Status,
         limits: asyncio.Future[codec.Limits],
         *,
-        tokenizer_digest: bytes,
+        tokenizer: TokenizerDigests,
         drain: asyncio.Event,
         poll_s: float = 20.0,
     ) -> None:
         self._dispatcher = dispatcher
         self._status = status
         self._limits = limits
-        self._tokenizer_digest = tokenizer_digest
+        self._tokenizer = tokenizer
         self._drain = drain
         self._poll_s = poll_s
 
@@ -74,7 +87,7 @@ class GroupService(group_service_pb2_grpc.GroupServiceServicer):
         self, request: pb.LeaseGroupRequest, context: Context
     ) -> pb.LeaseGroupResponse:
         check_epoch(context, self._dispatcher.run_epoch)
-        check_tokenizer(request.tokenizer_digest, self._tokenizer_digest)
+        check_tokenizer(digests_of(request), self._tokenizer)
         poll = LeaseRequest(
             request_id=request.request_id,
             worker_id=request.worker_id,

@@ -3,17 +3,17 @@
 from pathlib import Path
 
 from services.common.errors import ConfigError
-from services.common.fingerprint import tokenizer_digest
+from services.common.fingerprint import TokenizerDigests, tokenizer_digests
 from services.common.spec import PolicyConfig
 
 
-def tokenizer_digest_of(policy: PolicyConfig) -> bytes:
+def tokenizer_digests_of(policy: PolicyConfig) -> TokenizerDigests:
     """Of a local folder, or of a model on the Hugging Face hub. Raises ConfigError."""
     folder = Path(policy.model)
     if not folder.is_dir():
         folder = _downloaded(policy)
     try:
-        return tokenizer_digest(folder)
+        return tokenizer_digests(folder)
     except FileNotFoundError:
         raise ConfigError(f"policy.model: {policy.model} has no tokenizer.json") from None
 

@@ -54,6 +54,11 @@ class Roster:
     def get(self, worker_id: str) -> Worker | None:
         return self._workers.get(worker_id)
 
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Of all workers that are known now."""
+        return tuple(self._workers)
+
     def replace(self, worker_id: str, incarnation: str, now: float) -> None:
         """Take in a new process under its id; its predecessor must hold nothing any more."""
         if old := self._workers.get(worker_id):

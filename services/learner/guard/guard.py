@@ -17,15 +17,22 @@ from services.learner.groups.batcher import Batch
 from services.learner.guard.bounds import rules_of
 from services.learner.guard.chart import Bound, Chart, Excess, Level, Verdict
 from services.learner.guard.diagnosis import diagnose
-from services.learner.guard.probes import canary_row, probe_batch, start_probes
+from services.learner.guard.probes import (
+    canary_row,
+    check_results,
+    probe_batch,
+    start_probes,
+)
 from services.learner.guard.report import Finding, MismatchError, write_report
 from services.learner.guard.samples import Sample, samples, spread
 from services.learner.guard.types import Comparison, Probe, ProbeResult
 from services.learner.journal.store import Journal
 from services.learner.ports import RankError, Ranks
 from services.learner.types import (
+    ModelInfo,
     PolicyId,
     Publication,
+    StepResult,
     StepSettings,
     TrainBatch,
     TrainSequence,
@@ -86,6 +93,7 @@ class Guard:
         self._chart = Chart.restored(state)
         self._probes: tuple[Probe, ...] = ()
         self._publication: Publication | None = None
+        self._vocab_size = 0
         # Samples of this start have been judged.
         self._checked = config.guard.mode == "off"
         # This start has given a batch to the trainer.
@@ -98,24 +106,37 @@ class Guard:
 
     # --- engines
 
-    def probes_for(self, publication: Publication, vocab_size: int) -> tuple[Probe, ...]:
+    def loaded(self, info: ModelInfo) -> None:
+        """Learn what the ranks hold, before anything is published."""
+        self._vocab_size = info.vocab_size
+
+    def probes_for(self, publication: Publication) -> tuple[Probe, ...]:
         """What engines are asked with a publication: something until a step has been trained."""
         self._publication = publication
         if self._begun or self._config.mode == "off":
             self._probes = ()
         else:
-            self._probes = start_probes(self._policy, vocab_size, self._temperature)
+            self._probes = start_probes(self._policy, self._vocab_size, self._temperature)
         return self._probes
 
     async def probes_agree(
         self, worker_id: str, policy: PolicyId, results: Sequence[ProbeResult]
     ) -> bool:
-        """Whether an engine samples what the trainer expects it to; True without an answer."""
+        """Whether an engine samples what the trainer expects it to; True without an answer.
+
+        Raises ProbeError.
+        """
         async with self._ranks_turn:
-            if self._begun or not results or len(results) != len(self._probes):
+            if self._begun or not (results and self._probes):
                 return True
+            check_results(self._probes, results, self._vocab_size)
             batch = probe_batch(policy.version, self._probes, results)
-            found = (await self._ranks.compare(batch)).versions.get(policy.version)
+            try:
+                found = (await self._ranks.compare(batch)).versions.get(policy.version)
+            except RankError as error:
+                # The ranks have gone on to other weights, or died, which the loop will meet.
+                _log.warning("probes cannot be judged", worker=worker_id, reason=str(error))
+                return True
         if found is None:
             return True
         excesses = self._rules.bound.excesses(policy.version, found)
@@ -169,9 +190,13 @@ class Guard:
         await self._journal.set_meta({META: self._chart.state()})
         return ruling
 
-    def metrics(self) -> dict[str, float]:
-        """Of the newest look: the `mismatch/*` names of docs/mismatch.md."""
-        return dict(self._metrics)
+    def noted(self, result: StepResult, base: int) -> StepResult:
+        """With the `mismatch/*` metrics of docs/mismatch.md, of the step that began at `base`."""
+        drift = {
+            f"mismatch/kl_staleness_{base - version}": found.kl
+            for version, found in result.versions.items()
+        }
+        return replace(result, metrics={**result.metrics, **self._metrics, **drift})
 
     # --- inside
 

@@ -34,6 +34,27 @@ def start_probes(policy: PolicyConfig, vocab_size: int, temperature: float) -> t
     )
 
 
+class ProbeError(ValueError):
+    """An answer that answers no probe."""
+
+
+def check_results(probes: Sequence[Probe], results: Sequence[ProbeResult], vocab_size: int) -> None:
+    """Raises ProbeError for what could not be scored. No answers at all are no error."""
+    if not results:
+        return
+    if len(results) != len(probes):
+        raise ProbeError(f"{len(results)} answers to {len(probes)} probes")
+    for probe, result in zip(probes, results, strict=True):
+        ids, logprobs = result.token_ids, result.logprobs
+        counted = 1 <= len(ids) <= probe.max_tokens and len(ids) == len(logprobs)
+        known = counted and ids.min() >= 0 and ids.max() < vocab_size
+        if not known or not np.isfinite(logprobs).all():
+            raise ProbeError(
+                f"an answer must be 1 to {probe.max_tokens} token ids below {vocab_size}, with a"
+                " finite logprob for each"
+            )
+
+
 def probe_batch(
     version: int, probes: Sequence[Probe], results: Sequence[ProbeResult]
 ) -> TrainBatch:
