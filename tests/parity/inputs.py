@@ -70,7 +70,6 @@ def tokens() -> dict[str, Matrix]:
         "old": old,
         "reference": _shifted(old, _matrix(draw, -2.0, 2.0)),
         "advantages": [[advantage] * len(_MASK[0]) for advantage in _ADVANTAGES],
-        "token_advantages": _matrix(draw, -2.0, 2.0),
     }
 
 
@@ -87,6 +86,11 @@ def sequences() -> dict[str, Matrix]:
         "old": old,
         "advantages": [[advantage] * len(_MASK[0]) for advantage in advantages],
     }
+
+
+def sequences_by_token() -> dict[str, Matrix]:
+    """The same with an advantage of each token's own, as a critic or a KL in the reward gives."""
+    return sequences() | {"advantages": _matrix(random.Random(12), -2.0, 2.0)}
 
 
 def extremes() -> dict[str, Matrix]:
@@ -133,7 +137,7 @@ def mismatch() -> dict[str, Matrix]:
 
 
 def rewards() -> dict[str, list[str] | list[float]]:
-    """Groups interleaved: spread, constant, single, binary, negative and far from 0, two equal."""
+    """Groups interleaved: of 1 to 5 attempts, constant, binary, large and negative rewards."""
     groups = {
         "spread": (0.0, 0.25, 1.0, 0.7),
         "constant": (0.3, 0.3, 0.3),
@@ -141,6 +145,7 @@ def rewards() -> dict[str, list[str] | list[float]]:
         "binary": (0.0, 1.0, 0.0, 0.0, 1.0),
         "large": (-120.5, 300.25),
         "pair": (0.6, 0.2),
+        "negative": (-0.5, -0.1, -0.3),
     }
     members = [(name, reward) for name, rewards in groups.items() for reward in rewards]
     random.Random(8).shuffle(members)
@@ -181,5 +186,5 @@ def head() -> dict[str, Matrix | list[int] | list[float]]:
 
 
 def lengths() -> dict[str, list[int]]:
-    """Policy tokens of attempts, below, in and at the end of a buffer of 4 under a limit of 10."""
+    """Policy tokens of attempts: below, in and, for a limit of 10, at the end of a buffer of 4."""
     return {"tokens": [1, 5, 6, 7, 8, 9, 10]}

@@ -73,34 +73,51 @@ def trainer(kind: str = "GRPO", reward: Any = None, **settings: Any) -> Iterator
 def loss_of_logprobs(given: dict[str, Tensor], **settings: Any) -> dict[str, Any]:
     """The loss and its gradient by the logprobs, which stand in for the model's."""
     with trainer(**settings) as made:
-        mask = given["mask"]
         made.current_gradient_accumulation_steps = 1
-        batch = {
-            "prompt_ids": torch.ones(len(mask), 1, dtype=torch.int64),
-            "prompt_mask": torch.ones(len(mask), 1, dtype=torch.int64),
-            "completion_ids": torch.ones(mask.shape, dtype=torch.int64),
-            "completion_mask": mask,
-            "advantages": given["advantages"],
-            "old_per_token_logps": given["old"],
-            "num_items_in_batch": mask.sum(),
-        }
-        if "reference" in given:
-            batch["ref_per_token_logps"] = given["reference"]
+        return part_of_loss(made, given, given["mask"].sum())
 
-        def loss(logprobs: Tensor) -> Tensor:
-            made._get_per_token_logps_and_entropies = lambda *_, **__: (
-                logprobs,
-                torch.zeros_like(logprobs),
-                None,
-            )
-            return made._compute_loss(made.model, batch)
 
-        return with_gradient(loss, given["logprobs"])
+def loss_of_parts(given: dict[str, Tensor], **settings: Any) -> dict[str, Any]:
+    """The same accumulated over micro-batches of 3 and 5 sequences."""
+    with trainer(gradient_accumulation_steps=2, steps_per_generation=2, **settings) as made:
+        made.current_gradient_accumulation_steps = 2
+        total = given["mask"].sum()
+        parts = [
+            part_of_loss(made, {name: value[rows] for name, value in given.items()}, total)
+            for rows in (slice(0, 3), slice(3, 8))
+        ]
+    return {
+        "value": sum(part["value"] for part in parts),
+        "gradient": [row for part in parts for row in part["gradient"]],
+    }
+
+
+def part_of_loss(made: Any, given: dict[str, Tensor], total: Tensor) -> dict[str, Any]:
+    mask = given["mask"]
+    batch = {
+        "prompt_ids": torch.ones(len(mask), 1, dtype=torch.int64),
+        "prompt_mask": torch.ones(len(mask), 1, dtype=torch.int64),
+        "completion_ids": torch.ones(mask.shape, dtype=torch.int64),
+        "completion_mask": mask,
+        "advantages": given["advantages"],
+        "old_per_token_logps": given["old"],
+        "num_items_in_batch": total,
+    }
+    if "reference" in given:
+        batch["ref_per_token_logps"] = given["reference"]
+
+    def loss(logprobs: Tensor) -> Tensor:
+        scored = (logprobs, torch.zeros_like(logprobs), None)
+        made._get_per_token_logps_and_entropies = lambda *_, **__: scored
+        return made._compute_loss(made.model, batch)
+
+    return with_gradient(loss, given["logprobs"])
 
 
 def add_losses(record: Recorder) -> None:
     record.inputs["tokens"] = inputs.tokens()
     record.inputs["sequences"] = inputs.sequences()
+    record.inputs["sequences_by_token"] = inputs.sequences_by_token()
     record.inputs["extremes"] = inputs.extremes()
     higher = {"epsilon": 0.2, "epsilon_high": 0.28}
     tight = {"epsilon": 0.03, "epsilon_high": 0.07, "importance_sampling_level": "sequence"}
@@ -111,6 +128,7 @@ def add_losses(record: Recorder) -> None:
         ("ppo_clip_sum_norm", "tokens", {"loss_type": "dr_grpo", **higher}),
         ("dual_clip", "tokens", {"loss_type": "dapo", "delta": 3.0, **higher}),
         ("gspo", "sequences", {"loss_type": "grpo", **tight}),
+        ("gspo_by_token", "sequences_by_token", {"loss_type": "grpo", **tight}),
         ("gspo_token_mean", "sequences", {"loss_type": "dapo", **tight}),
         ("ppo_clip_extremes", "extremes", {"loss_type": "dapo", **higher}),
         # A bound on the ratio itself, and none below.
@@ -123,19 +141,28 @@ def add_losses(record: Recorder) -> None:
     ):
         outputs = loss_of_logprobs(tensors(dict(record.inputs[given])), **settings)
         record.add("loss", name, _LOSS, given, outputs, **settings)
+    for name, settings in (
+        ("ppo_clip_parts", {"loss_type": "dapo", **higher}),
+        ("ppo_clip_parts_local_mean", {"loss_type": "bnpo", **higher}),
+    ):
+        outputs = loss_of_parts(tensors(dict(record.inputs["tokens"])), **settings)
+        record.add("loss", name, _LOSS, "tokens", outputs, **settings)
 
 
 def add_kl(record: Recorder) -> None:
     """With advantages of 0 the loss is its KL term."""
+    # TRL multiplies the estimate by the policy's ratio unless it is told not to.
+    plain = {"use_bias_correction_kl": False}
     for name, given, settings in (
-        ("k3", "tokens", {"loss_type": "dapo", "beta": 1.0}),
-        ("k3_sequence_mean", "tokens", {"loss_type": "grpo", "beta": 0.04}),
-        ("k3_extremes", "extremes", {"loss_type": "dapo", "beta": 1.0}),
+        ("k3", "tokens", {"loss_type": "dapo", "beta": 1.0, **plain}),
+        ("k3_sequence_mean", "tokens", {"loss_type": "grpo", "beta": 0.04, **plain}),
+        ("k3_extremes", "extremes", {"loss_type": "dapo", "beta": 1.0, **plain}),
+        ("k3_bias_corrected", "tokens", {"loss_type": "dapo", "beta": 1.0}),
     ):
         values = tensors(dict(record.inputs[given]))
         values["advantages"] = torch.zeros_like(values["advantages"])
         record.add("kl", name, _LOSS, given, loss_of_logprobs(values, **settings), **settings)
-    settings = {"loss_type": "dapo", "beta": 0.04, "epsilon": 0.2, "epsilon_high": 0.28}
+    settings = {"loss_type": "dapo", "beta": 0.04, "epsilon": 0.2, "epsilon_high": 0.28, **plain}
     outputs = loss_of_logprobs(tensors(dict(record.inputs["tokens"])), **settings)
     record.add("loss", "ppo_clip_with_k3", _LOSS, "tokens", outputs, **settings)
 

@@ -103,6 +103,7 @@ def add_token_advantages(record: Recorder) -> None:
 def add_losses(record: Recorder) -> None:
     record.inputs["tokens"] = inputs.tokens()
     record.inputs["sequences"] = inputs.sequences()
+    record.inputs["sequences_by_token"] = inputs.sequences_by_token()
     record.inputs["extremes"] = inputs.extremes()
     record.inputs["far_sequences"] = inputs.far_sequences()
     symmetric = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.2}
@@ -118,6 +119,8 @@ def add_losses(record: Recorder) -> None:
         ("dual_clip_extremes", "vanilla", "extremes", "token-mean", higher | {"clip_ratio_c": 3.0}),
         ("gspo", "gspo", "sequences", "seq-mean-token-mean", tight),
         ("gspo_token_mean", "gspo", "sequences", "token-mean", tight),
+        ("gspo_by_token", "gspo", "sequences_by_token", "seq-mean-token-mean", tight),
+        ("ppo_clip_by_token", "vanilla", "sequences_by_token", "token-mean", tight | single),
         ("gspo_tokens", "gspo", "tokens", "seq-mean-token-mean", higher),
         ("gspo_far", "gspo", "far_sequences", "seq-mean-token-mean", tight),
         ("cispo", "cispo", "tokens", "token-mean", higher),
@@ -349,40 +352,44 @@ def add_value_loss(record: Recorder) -> None:
 def add_overlong(record: Recorder) -> None:
     record.inputs["lengths"] = inputs.lengths()
     lengths = torch.tensor(inputs.lengths()["tokens"])
-    limit, buffer = 10, 4
-    for weight in (1.0, 0.5):
+    for name, limit, weight in (("soft", 10, 1.0), ("soft_half", 10, 0.5), ("soft_beyond", 8, 1.0)):
         manager = dapo.DAPORewardManager(
             tokenizer=SimpleNamespace(decode=lambda *_, **__: "", eos_token="<eos>"),
             num_examine=0,
             compute_score=lambda **_: 0.0,
             max_resp_len=limit,
             overlong_buffer_cfg=SimpleNamespace(
-                enable=True, len=buffer, penalty_factor=weight, log=True
+                enable=True, len=4, penalty_factor=weight, log=True
             ),
         )
-        within = torch.arange(limit)[None] < lengths[:, None]
-        data = verl.DataProto.from_dict(
-            tensors={
-                "prompts": torch.ones(len(lengths), 1, dtype=torch.int64),
-                "responses": torch.ones(len(lengths), limit, dtype=torch.int64),
-                "attention_mask": torch.cat([torch.ones(len(lengths), 1), within], 1).long(),
-            },
-            non_tensors={
-                "reward_model": np.array([{"ground_truth": ""}] * len(lengths), dtype=object),
-                "data_source": np.array(["parity"] * len(lengths), dtype=object),
-            },
-        )
-        penalties = manager(data, return_dict=True)["reward_extra_info"]["overlong_reward"]
+        found = manager(responses(lengths), return_dict=True)["reward_extra_info"]
         record.add(
             "overlong",
-            f"soft_{weight}",
+            name,
             "verl.workers.reward_manager.dapo.DAPORewardManager",
             "lengths",
-            {"penalties": [float(penalty) for penalty in penalties]},
+            {"penalties": [float(penalty) for penalty in found["overlong_reward"]]},
             limit=limit,
-            buffer=buffer,
+            buffer=4,
             weight=weight,
         )
+
+
+def responses(lengths: Tensor) -> Any:
+    """A batch of verl's with responses of these lengths, after prompts of one token."""
+    count, longest = len(lengths), int(lengths.max())
+    within = torch.arange(longest)[None] < lengths[:, None]
+    return verl.DataProto.from_dict(
+        tensors={
+            "prompts": torch.ones(count, 1, dtype=torch.int64),
+            "responses": torch.ones(count, longest, dtype=torch.int64),
+            "attention_mask": torch.cat([torch.ones(count, 1), within], 1).long(),
+        },
+        non_tensors={
+            "reward_model": np.array([{"ground_truth": ""}] * count, dtype=object),
+            "data_source": np.array(["parity"] * count, dtype=object),
+        },
+    )
 
 
 def main() -> None:

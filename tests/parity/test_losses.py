@@ -1,0 +1,124 @@
+"""Policy losses, alone and with reductions, corrections and KL, as the ranks compute them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from services.learner.algo.objective import Objective, PackTokens
+from services.learner.algo.reductions import REDUCTIONS
+from services.learner.algorithm_config import AlgorithmConfig
+from tests.parity.fixtures import Case
+from tests.parity.support import Packed, agree, chosen, each, gradient_of
+
+# The length that every peer was given for sequence_mean_token_sum_norm.
+NORM_TOKENS = 16
+
+_SYMMETRIC = {"clip_low": 0.2, "clip_high": 0.2}
+_HIGHER = {"clip_low": 0.2, "clip_high": 0.28}
+_TIGHT = {"clip_low": 0.03, "clip_high": 0.07}
+_SUM_NORM = "sequence_mean_token_sum_norm"
+_K3 = {"kl": {"coefficient": 0.04, "estimator": "k3"}}
+
+# What each case of the fixtures is called in `[learner.algorithm]`.
+LOSSES: Mapping[str, dict[str, Any]] = {
+    "ppo_clip": {"loss": "ppo_clip", **_SYMMETRIC},
+    "ppo_clip_higher": {"loss": "ppo_clip", **_HIGHER},
+    "ppo_clip_parts": {"loss": "ppo_clip", **_HIGHER},
+    "ppo_clip_sequence_mean": {"loss": "ppo_clip", "reduction": "sequence_mean", **_HIGHER},
+    "ppo_clip_sum_norm": {"loss": "ppo_clip", "reduction": _SUM_NORM, **_HIGHER},
+    "ppo_clip_with_k3": {"loss": "ppo_clip", **_HIGHER, **_K3},
+    "dual_clip": {"loss": "dual_clip", "dual_clip": 3.0, **_HIGHER},
+    "gspo": {"loss": "gspo", "reduction": "sequence_mean", **_TIGHT},
+    "gspo_by_token": {"loss": "gspo", "reduction": "sequence_mean", **_TIGHT},
+    "ppo_clip_by_token": {"loss": "ppo_clip", **_TIGHT},
+    "gspo_token_mean": {"loss": "gspo", **_TIGHT},
+    "gspo_tokens": {"loss": "gspo", "reduction": "sequence_mean", **_HIGHER},
+    "cispo": {"loss": "cispo", **_HIGHER},
+    "cispo_no_low": {"loss": "cispo", "clip_low": 1.0, "clip_high": 0.28},
+    # REINFORCE with a weight that is capped from above is CISPO without a lower bound.
+    "truncated_reinforce": {"loss": "cispo", "clip_low": 1.0, "clip_high": 1.0},
+    "sapo": {"loss": "sapo", "reduction": "sequence_mean"},
+    "sapo_sharp": {
+        "loss": "sapo",
+        "reduction": "sequence_mean",
+        "sapo_positive": 2.5,
+        "sapo_negative": 4.0,
+    },
+    "importance_sampling": {"loss": "importance_sampling"},
+}
+# Ratios far beyond every clip, where peers hold exp back at different places: the differences
+# are in test_differences.
+EXTREMES: Mapping[str, dict[str, Any]] = {
+    "ppo_clip_extremes": LOSSES["ppo_clip_higher"],
+    "dual_clip_extremes": LOSSES["dual_clip"],
+}
+
+_DECOUPLED = {"loss": "ppo_clip", "proximal": "trainer", **_HIGHER}
+_GEOMETRIC = {"sequence_mask_geometric": (0.8, 1.15)}
+CORRECTED: Mapping[str, dict[str, Any]] = {
+    "decoupled": _DECOUPLED,
+    "decoupled_token_tis": {**_DECOUPLED, "correction": {"token_tis": 2.0}},
+    "decoupled_sequence_tis": {**_DECOUPLED, "correction": {"sequence_tis": 3.0}},
+    "decoupled_token_tis_masks": {
+        **_DECOUPLED,
+        "correction": {"token_tis": 2.0, "token_mask": (0.5, 4.0), **_GEOMETRIC},
+    },
+    "decoupled_token_tis_geometric": {
+        **_DECOUPLED,
+        "correction": {"token_tis": 2.0, **_GEOMETRIC},
+    },
+}
+
+
+def configured(settings: Mapping[str, Any]) -> AlgorithmConfig:
+    return AlgorithmConfig.model_validate(settings)
+
+
+def ours(config: AlgorithmConfig, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """The loss of the whole objective and its gradient by each logprob."""
+    given = Packed(inputs)
+    corrected = "sampler" in inputs
+    weights = REDUCTIONS[config.reduction](given.lengths, NORM_TOKENS)
+    lengths = torch.tensor(given.lengths)
+    tokens = PackTokens(
+        behaviour=given["sampler" if corrected else "old"],
+        advantages=given["advantages"],
+        weights=torch.from_numpy(weights).repeat_interleave(lengths),
+        sequence=given.sequence,
+        count=given.count,
+        staleness=torch.zeros_like(given.sequence),
+        proximal=given["trainer"] if corrected else None,
+        reference=given["reference"] if config.kl.coefficient else None,
+    )
+    logprobs = given["logprobs"].requires_grad_()
+    loss = Objective(config).on(tokens)(logprobs, slice(None)).sum()
+    return loss.detach(), gradient_of(loss, logprobs)
+
+
+@each(chosen("loss", LOSSES, but=[("trl", "gspo_by_token")]))
+def test_a_loss_and_its_gradient_are_the_peers(case: Case) -> None:
+    loss, gradient = ours(configured(LOSSES[case.name]), case.inputs)
+    agree(loss, case.outputs["value"])
+    agree(gradient, Packed(case.inputs).of(case.outputs["gradient"]))
+
+
+@each(chosen("loss", EXTREMES, but=[("trl", "ppo_clip_extremes")]))
+def test_beyond_every_clip_what_peers_hold_alike_is_held_alike(case: Case) -> None:
+    loss, gradient = ours(configured(EXTREMES[case.name]), case.inputs)
+    agree(loss, case.outputs["value"])
+    agree(gradient, Packed(case.inputs).of(case.outputs["gradient"]))
+
+
+@each(chosen("correction", CORRECTED))
+def test_decoupled_ppo_with_weights_and_masks_is_the_peers(case: Case) -> None:
+    loss, gradient = ours(configured(CORRECTED[case.name]), case.inputs)
+    agree(loss, case.outputs["value"])
+    agree(gradient, Packed(case.inputs).of(case.outputs["gradient"]))
+
+
+def test_a_gradient_of_the_peers_is_0_where_no_policy_wrote() -> None:
+    for name, case in chosen("loss", LOSSES).items():
+        outside = torch.tensor(case.inputs["mask"]) == 0
+        assert not torch.tensor(case.outputs["gradient"])[outside].any(), name
