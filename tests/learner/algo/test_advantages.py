@@ -1,7 +1,43 @@
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from services.learner.algo.advantages import ESTIMATORS, dr_grpo, group_advantages, grpo, rloo
+from services.learner.algo.advantages import (
+    ADVANTAGES,
+    ESTIMATORS,
+    BatchRewards,
+    dr_grpo,
+    grpo,
+    max_rl,
+    rloo,
+)
+from services.learner.algo.gae import TokenValues
+from services.learner.algorithm_config import AlgorithmConfig
+
+CONFIG = AlgorithmConfig()
+
+
+def batch(
+    rewards: Sequence[float],
+    *,
+    groups: Sequence[str] | None = None,
+    attempts: Sequence[int] | None = None,
+    token_rewards: Sequence[TokenValues] | None = None,
+) -> BatchRewards:
+    """One group of one-token sequences, each an attempt, unless told otherwise."""
+    return BatchRewards(
+        groups or ["g"] * len(rewards),
+        attempts or range(len(rewards)),
+        rewards,
+        token_rewards or [np.zeros(1)] * len(rewards),
+    )
+
+
+def estimate(name: str, given: BatchRewards) -> list[list[float]]:
+    return [values.tolist() for values in ADVANTAGES.get(name)(given, CONFIG)]
 
 
 def test_grpo_of_half_passed_group_in_closed_form() -> None:
@@ -21,34 +57,98 @@ def test_rloo_subtracts_the_mean_of_the_others() -> None:
     np.testing.assert_allclose(rloo(rewards), rewards - others, rtol=1e-15)
 
 
+def test_max_rl_weighs_a_task_by_the_inverse_of_its_pass_rate() -> None:
+    np.testing.assert_allclose(max_rl(np.array([1.0, 0.0, 0.0, 0.0])), [3.0, -1.0, -1.0, -1.0])
+    np.testing.assert_allclose(max_rl(np.array([1.0, 1.0, 1.0, 0.0])), [1 / 3] * 3 + [-1.0])
+
+
+@pytest.mark.parametrize("rewards", [[-1.0, 0.0], [-1.0, 1.0], [-0.5, -0.25]])
+def test_max_rl_without_a_positive_mean_has_nothing_to_divide_by(rewards: list[float]) -> None:
+    assert max_rl(np.array(rewards)).tolist() == [0.0, 0.0]
+
+
 @pytest.mark.parametrize("name", sorted(ESTIMATORS))
 @pytest.mark.parametrize("rewards", [[0.7], [0.1, 0.1, 0.1], [0.0, 0.0]])
 def test_groups_without_a_signal_are_exactly_zero(name: str, rewards: list[float]) -> None:
-    ids = ["g"] * len(rewards)
-    result = group_advantages(ids, range(len(rewards)), rewards, ESTIMATORS[name])
-    assert result.tolist() == [0.0] * len(rewards)
+    assert estimate(name, batch(rewards)) == [[0.0]] * len(rewards)
 
 
 @pytest.mark.parametrize("name", sorted(ESTIMATORS))
 def test_a_group_sees_exactly_its_own_members_in_any_order(name: str) -> None:
-    ids = ["a", "b", "a", "b", "a"]
-    rewards = [1.0, 0.5, 0.0, 0.0, 0.25]
-    result = group_advantages(ids, [0, 0, 1, 1, 2], rewards, ESTIMATORS[name])
+    mixed = batch([1.0, 0.5, 0.0, 0.0, 0.25], groups=["a", "b", "a", "b", "a"])
+    found = np.concatenate(ADVANTAGES.get(name)(mixed, CONFIG))
     alone = ESTIMATORS[name](np.array([1.0, 0.0, 0.25]))
-    np.testing.assert_array_equal(result[[0, 2, 4]], alone)
-    np.testing.assert_array_equal(result[[1, 3]], ESTIMATORS[name](np.array([0.5, 0.0])))
+    np.testing.assert_array_equal(found[[0, 2, 4]], alone)
+    np.testing.assert_array_equal(found[[1, 3]], ESTIMATORS[name](np.array([0.5, 0.0])))
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.sampled_from([0.0, 0.25, 0.5, 1.0])),
+        min_size=1,
+        max_size=20,
+    ),
+    st.randoms(use_true_random=False),
+    st.sampled_from(["dr_grpo", "rloo", "grpo", "max_rl", "reinforce_pp"]),
+)
+def test_the_order_of_the_batch_does_not_matter(
+    members: list[tuple[str, float]], random: np.random.Generator, name: str
+) -> None:
+    def found(order: Sequence[int]) -> list[float]:
+        shuffled = batch(
+            [members[i][1] for i in order],
+            groups=[members[i][0] for i in order],
+            attempts=list(order),
+        )
+        values = np.concatenate(ADVANTAGES.get(name)(shuffled, CONFIG))
+        return values[np.argsort(order)].tolist()
+
+    order = list(range(len(members)))
+    straight = found(order)
+    random.shuffle(order)
+    assert found(order) == pytest.approx(straight, rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", sorted(ESTIMATORS))
+def test_every_token_gets_its_attempts_advantage(name: str) -> None:
+    tokens = [np.zeros(3), np.zeros(0), np.zeros(1)]
+    found = estimate(name, batch([1.0, 0.5, 0.0], token_rewards=tokens))
+    expected = ESTIMATORS[name](np.array([1.0, 0.5, 0.0])).tolist()
+    assert found == [[expected[0]] * 3, [], [expected[2]]]
 
 
 def test_two_sequences_of_one_attempt_count_once() -> None:
-    result = group_advantages(["g"] * 3, [0, 0, 1], [1.0, 1.0, 0.0], dr_grpo)
-    assert result.tolist() == [0.5, 0.5, -0.5]
+    given = batch([1.0, 1.0, 0.0], attempts=[0, 0, 1])
+    assert estimate("dr_grpo", given) == [[0.5], [0.5], [-0.5]]
 
 
-def test_two_rewards_for_one_attempt_are_refused() -> None:
+def test_a_kl_in_the_reward_is_part_of_an_attempts_outcome() -> None:
+    penalties = [np.array([-0.1, -0.1]), np.array([-0.2]), np.zeros(1)]
+    given = batch([1.0, 1.0, 0.0], attempts=[0, 0, 1], token_rewards=penalties)
+    # Outcomes 1 - 0.1 - 0.1 - 0.2 and 0.
+    found = np.concatenate(ADVANTAGES.get("dr_grpo")(given, CONFIG))
+    np.testing.assert_allclose(found, [0.3, 0.3, 0.3, -0.3], rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ADVANTAGES.names)
+def test_two_rewards_for_one_attempt_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="has two rewards"):
-        group_advantages(["g", "g"], [0, 0], [1.0, 0.0], grpo)
+        estimate(name, with_values(batch([1.0, 0.0], attempts=[0, 0])))
 
 
-def test_a_reward_that_is_not_finite_is_refused() -> None:
+@pytest.mark.parametrize("name", ADVANTAGES.names)
+def test_a_reward_that_is_not_finite_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="is nan"):
-        group_advantages(["g", "g"], [0, 1], [float("nan"), 0.0], grpo)
+        estimate(name, with_values(batch([float("nan"), 0.0])))
+
+
+@pytest.mark.parametrize("name", ADVANTAGES.names)
+def test_a_batch_of_nothing_has_no_advantages(name: str) -> None:
+    assert estimate(name, with_values(batch([]))) == []
+
+
+def with_values(given: BatchRewards) -> BatchRewards:
+    values = [np.zeros(len(tokens)) for tokens in given.token_rewards]
+    return BatchRewards(
+        given.group_ids, given.attempt_indices, given.rewards, given.token_rewards, values
+    )

@@ -1,14 +1,31 @@
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from services.learner.algo.logprob_head import fused_policy_loss, token_logprobs
-from services.learner.algo.losses import LossInput, ppo_clip
-from services.learner.algorithm_config import AlgorithmConfig
+from services.learner.algo.objective import Objective, PackLoss
+from tests.learner.algo.support import Sample, config, sample
 
-TOKENS, WIDTH, VOCAB = 37, 11, 53
+LENGTHS = (9, 1, 15, 12)
+TOKENS, WIDTH, VOCAB = sum(LENGTHS), 11, 53
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "ppo_clip": {},
+    "cispo with entropy and KL": {
+        "loss": "cispo",
+        "entropy_coefficient": 0.3,
+        "kl": {"coefficient": 0.2},
+    },
+    "gspo": {"loss": "gspo", "clip_low": 0.05, "clip_high": 0.05},
+    "sequence corrections with entropy": {
+        "proximal": "trainer",
+        "entropy_coefficient": -0.3,
+        "correction": {"sequence_tis": 1.5, "sequence_mask_geometric": [0.95, 1.05]},
+    },
+}
 
 
 @dataclass
@@ -17,16 +34,43 @@ class Problem:
     weight: Tensor
     targets: Tensor
     temperature: Tensor
-    behaviour: Tensor
-    advantages: Tensor
+    drawn: Sample
 
-    def objective(self, logprobs: Tensor, span: slice) -> Tensor:
-        one = torch.zeros_like(self.targets[span])
-        tokens = LossInput(logprobs, self.behaviour[span], self.advantages[span], one, 1)
-        return ppo_clip(tokens, AlgorithmConfig()).loss / TOKENS
+    def pack(self, keys: dict[str, Any]) -> tuple[Objective, PackLoss]:
+        """The objective on all sequences, every token weighing alike."""
+        objective = Objective(config(**keys))
+        every = [1 / TOKENS] * len(LENGTHS)
+        _, tokens = self.drawn.pack(
+            range(len(LENGTHS)), every, proximal=False, reference=objective.needs_reference
+        )
+        return objective, objective.on(tokens)
+
+    def fused(self, keys: dict[str, Any], chunk: int) -> tuple[Tensor, Tensor, Tensor]:
+        objective, pack = self.pack(keys)
+        return fused_policy_loss(
+            self.hidden,
+            self.weight,
+            self.targets,
+            self.temperature,
+            pack,
+            chunk=chunk,
+            coupled=objective.coupled,
+            entropy_weights=pack.entropy_weights,
+        )
+
+    def naive(self, keys: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+        """By the full matrix of logits, and autograd through all of it."""
+        _, pack = self.pack(keys)
+        logits = self.hidden @ self.weight.t() / self.temperature[:, None]
+        log_probs = logits.log_softmax(-1)
+        logprobs = log_probs.gather(1, self.targets[:, None]).squeeze(1)
+        entropy = -(log_probs.exp() * log_probs).sum(-1)
+        everything = slice(0, TOKENS)
+        loss = pack(logprobs, everything).sum()
+        return loss + (pack.entropy_weights(everything) * entropy).sum(), logprobs, entropy
 
 
-def problem(dtype: torch.dtype) -> Problem:
+def problem() -> Problem:
     generator = torch.Generator().manual_seed(3)
 
     def normal(*shape: int) -> Tensor:
@@ -35,83 +79,89 @@ def problem(dtype: torch.dtype) -> Problem:
     hidden, weight = normal(TOKENS, WIDTH), normal(VOCAB, WIDTH)
     targets = torch.randint(VOCAB, (TOKENS,), generator=generator)
     temperature = torch.linspace(0.5, 1.5, TOKENS, dtype=torch.float64)
-    exact = naive_logprobs(hidden, weight, targets, temperature)
-    made = Problem(
-        hidden.to(dtype).requires_grad_(),
-        weight.to(dtype).requires_grad_(),
-        targets,
-        temperature.to(dtype),
-        (exact + 0.2 * normal(TOKENS)).to(dtype),
-        normal(TOKENS).to(dtype),
-    )
+    drawn = sample(LENGTHS)
+    made = Problem(hidden.requires_grad_(), weight.requires_grad_(), targets, temperature, drawn)
+    exact = token_logprobs(hidden, weight, targets, temperature, chunk=TOKENS)
+    drawn.behaviour[:] = exact + 0.2 * normal(TOKENS)
+    drawn.reference[:] = exact + 0.2 * normal(TOKENS)
     return made
 
 
-def naive_logprobs(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: Tensor) -> Tensor:
-    logits = hidden @ weight.t() / temperature[:, None]
-    return logits.log_softmax(-1).gather(1, targets[:, None]).squeeze(1)
-
-
 @pytest.mark.parametrize("chunk", [1, 8, 64])
-def test_equals_the_naive_head_in_float64_with_its_gradients(chunk: int) -> None:
-    case = problem(torch.float64)
-    expected = naive_logprobs(case.hidden, case.weight, case.targets, case.temperature)
-    naive_loss = case.objective(expected, slice(None)).sum()
-    naive_grads = torch.autograd.grad(naive_loss, [case.hidden, case.weight])
-    loss, logprobs, entropy = fused_policy_loss(
-        case.hidden, case.weight, case.targets, case.temperature, case.objective, chunk=chunk
-    )
-    grads = torch.autograd.grad(loss, [case.hidden, case.weight])
-    torch.testing.assert_close(loss, naive_loss, rtol=0, atol=1e-12)
-    torch.testing.assert_close(logprobs, expected.detach(), rtol=0, atol=1e-12)
-    for ours, theirs in zip(grads, naive_grads, strict=True):
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_equals_the_naive_head_in_float64_with_its_gradients(name: str, chunk: int) -> None:
+    case = problem()
+    fused, naive = case.fused(OBJECTIVES[name], chunk), case.naive(OBJECTIVES[name])
+    for ours, theirs in zip(fused, naive, strict=True):
+        torch.testing.assert_close(ours.detach(), theirs.detach(), rtol=0, atol=1e-12)
+    leaves = [case.hidden, case.weight]
+    grads = torch.autograd.grad(fused[0], leaves), torch.autograd.grad(naive[0], leaves)
+    assert all(bool(grad.abs().max() > 1e-3) for grad in grads[0])
+    for ours, theirs in zip(*grads, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
-    logits = (case.hidden @ case.weight.t() / case.temperature[:, None]).detach()
-    exact_entropy = torch.distributions.Categorical(logits=logits).entropy()
-    torch.testing.assert_close(entropy, exact_entropy, rtol=0, atol=1e-12)
+
+
+def check(case: Problem, loss: Callable[[Tensor, Tensor], Tensor]) -> bool:
+    return torch.autograd.gradcheck(loss, (case.hidden, case.weight), fast_mode=True)
 
 
 def test_passes_the_numerical_gradient_check() -> None:
-    case = problem(torch.float64)
+    case = problem()
 
     def loss(hidden: Tensor, weight: Tensor) -> Tensor:
+        moved = Problem(hidden, weight, case.targets, case.temperature, case.drawn)
+        return moved.fused({"kl": {"coefficient": 0.2}, "entropy_coefficient": 0.3}, 16)[0]
+
+    assert check(case, loss)
+
+
+def test_an_entropy_bonus_alone_passes_the_numerical_gradient_check_and_raises_entropy() -> None:
+    case = problem()
+
+    def bonus(hidden: Tensor, weight: Tensor) -> Tensor:
         return fused_policy_loss(
-            hidden, weight, case.targets, case.temperature, case.objective, chunk=16
+            hidden,
+            weight,
+            case.targets,
+            case.temperature,
+            lambda logprobs, _: logprobs * 0,
+            chunk=16,
+            entropy_weights=lambda span: torch.full((TOKENS,), -1.0).double()[span],
         )[0]
 
-    assert torch.autograd.gradcheck(loss, (case.hidden, case.weight), fast_mode=True)
+    assert check(case, bonus)
+    (grad,) = torch.autograd.grad(bonus(case.hidden, case.weight), case.hidden)
+    before = case.naive({})[2].sum()
+    case.hidden = (case.hidden - 0.01 * grad).detach()
+    assert case.naive({})[2].sum() > before
 
 
 def test_scales_with_the_gradient_that_comes_in() -> None:
-    case = problem(torch.float64)
-    grads: list[Tensor] = []
-    for factor in (1.0, -2.5):
-        loss = fused_policy_loss(
-            case.hidden, case.weight, case.targets, case.temperature, case.objective, chunk=16
-        )[0]
-        grads.append(torch.autograd.grad(factor * loss, case.weight)[0])
+    case = problem()
+    grads = [
+        torch.autograd.grad(factor * case.fused({}, 16)[0], case.weight)[0]
+        for factor in (1.0, -2.5)
+    ]
     torch.testing.assert_close(grads[1], -2.5 * grads[0])
 
 
 def test_bfloat16_input_gives_float32_logprobs_near_the_exact_ones() -> None:
-    exact, rough = problem(torch.float64), problem(torch.bfloat16)
+    case = problem()
     _, logprobs, _ = fused_policy_loss(
-        rough.hidden,
-        rough.weight.detach().float().requires_grad_(),
-        rough.targets,
-        rough.temperature.float(),
+        case.hidden.detach().bfloat16().requires_grad_(),
+        case.weight.detach().float().requires_grad_(),
+        case.targets,
+        case.temperature.float(),
         lambda values, _: -values,
         chunk=16,
     )
-    expected = naive_logprobs(exact.hidden, exact.weight, exact.targets, exact.temperature)
     assert logprobs.dtype == torch.float32
-    assert (logprobs.double() - expected).abs().max() < 0.2
+    assert (logprobs.double() - case.naive({})[1]).abs().max() < 0.2
 
 
 def test_scoring_alone_gives_the_same_logprobs_and_none_of_nothing() -> None:
-    case = problem(torch.float64)
-    expected = naive_logprobs(case.hidden, case.weight, case.targets, case.temperature)
+    case = problem()
     got = token_logprobs(case.hidden, case.weight, case.targets, case.temperature, chunk=5)
-    torch.testing.assert_close(got, expected.detach())
+    torch.testing.assert_close(got, case.naive({})[1].detach())
     nothing = torch.zeros(0, dtype=torch.int64)
     assert token_logprobs(case.hidden[:0], case.weight, nothing, got[:0], chunk=5).shape == (0,)

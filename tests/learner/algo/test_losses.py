@@ -1,114 +1,174 @@
 import math
+from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from services.learner.algo.losses import LossInput, TokenLoss
-from services.learner.algo.losses import ppo_clip as ppo_clip_of
-from services.learner.algo.masks import predicting_positions, within_ratio
-from services.learner.algo.mismatch import Mismatch, measure
-from services.learner.algo.reductions import REDUCTIONS
+from services.learner.algo.losses import LOSSES, LossInput, TokenLoss
 from services.learner.algorithm_config import AlgorithmConfig
+from tests.learner.algo.support import config, sample
+
+CONFIG = config(clip_low=0.2, clip_high=0.28, dual_clip=3.0, sapo_positive=1.0, sapo_negative=1.5)
+ADVANTAGES = [1.5, -1.5]
+RATIOS = [0.3, 0.79, 0.81, 1.0, 1.27, 1.29, 2.9, 3.1]
 
 
-def ppo_clip(logprobs: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor) -> TokenLoss:
-    one = torch.zeros(len(logprobs), dtype=torch.int64)
-    return ppo_clip_of(LossInput(logprobs, old, advantages, one, 1), AlgorithmConfig())
-
-
-def slope(ratio: float, advantage: float) -> tuple[float, bool]:
-    """d loss / d logprob of one token with this ratio, and whether it was clipped."""
-    logprobs = torch.tensor([math.log(ratio)], dtype=torch.float64, requires_grad=True)
-    result = ppo_clip(
-        logprobs, torch.zeros(1, dtype=torch.float64), torch.tensor([advantage]).double()
-    )
+def one_token(name: str, ratio: float, advantage: float) -> tuple[float, float, bool]:
+    """Loss, d loss / d logprob and whether it was clipped, of a token sampled at logprob -2."""
+    old = torch.tensor([-2.0], dtype=torch.float64)
+    logprobs = (old + math.log(ratio)).requires_grad_()
+    only = torch.zeros(1, dtype=torch.int64)
+    tokens = LossInput(logprobs, old, torch.tensor([advantage]).double(), only, 1)
+    result = LOSSES.get(name)(tokens, CONFIG)
     (gradient,) = torch.autograd.grad(result.loss.sum(), logprobs)
-    return float(gradient), bool(result.clipped)
+    return float(result.loss.detach()), float(gradient), bool(result.clipped)
 
 
-@pytest.mark.parametrize("advantage", [1.5, -1.5])
-def test_on_policy_the_gradient_is_that_of_reinforce(advantage: float) -> None:
-    assert slope(1.0, advantage) == (-advantage, False)
+def clip(ratio: float) -> float:
+    return min(max(ratio, 0.8), 1.28)
 
 
-@pytest.mark.parametrize(
-    ("ratio", "advantage", "clipped"),
-    [
-        (1.27, 1.0, False),
-        (1.29, 1.0, True),
-        (0.5, 1.0, False),
-        (0.81, -1.0, False),
-        (0.79, -1.0, True),
-        (3.0, -1.0, False),
-    ],
-)
-def test_the_clip_stops_moves_away_from_the_sampler_and_no_other(
-    ratio: float, advantage: float, clipped: bool
+def ppo(ratio: float, advantage: float) -> tuple[float, float, bool]:
+    loss = -min(ratio * advantage, clip(ratio) * advantage)
+    clipped = clip(ratio) * advantage < ratio * advantage
+    return loss, 0.0 if clipped else -ratio * advantage, clipped
+
+
+def dual(ratio: float, advantage: float) -> tuple[float, float, bool]:
+    loss, slope, clipped = ppo(ratio, advantage)
+    if advantage < 0 and loss > -3.0 * advantage:
+        return -3.0 * advantage, 0.0, True
+    return loss, slope, clipped
+
+
+def cispo(ratio: float, advantage: float) -> tuple[float, float, bool]:
+    slope = -clip(ratio) * advantage
+    return slope * (-2 + math.log(ratio)), slope, clip(ratio) != ratio
+
+
+def sapo(ratio: float, advantage: float) -> tuple[float, float, bool]:
+    tau = 1.0 if advantage > 0 else 1.5
+    gate = 1 / (1 + math.exp(-tau * (ratio - 1)))
+    return -4 / tau * gate * advantage, -4 * gate * (1 - gate) * ratio * advantage, False
+
+
+CLOSED_FORMS: dict[str, Callable[[float, float], tuple[float, float, bool]]] = {
+    "ppo_clip": ppo,
+    "dual_clip": dual,
+    # Of a sequence of one token.
+    "gspo": ppo,
+    "cispo": cispo,
+    "sapo": sapo,
+    "importance_sampling": lambda ratio, a: (-ratio * a, -ratio * a, False),
+}
+
+
+def test_every_loss_has_a_closed_form_here() -> None:
+    assert set(LOSSES.names) == set(CLOSED_FORMS)
+
+
+@pytest.mark.parametrize("ratio", RATIOS)
+@pytest.mark.parametrize("advantage", ADVANTAGES)
+@pytest.mark.parametrize("name", CLOSED_FORMS)
+def test_loss_gradient_and_clip_are_those_of_the_closed_form(
+    name: str, advantage: float, ratio: float
 ) -> None:
-    gradient, was_clipped = slope(ratio, advantage)
-    assert was_clipped is clipped
-    assert gradient == pytest.approx(0.0 if clipped else -ratio * advantage)
+    loss, slope, clipped = one_token(name, ratio, advantage)
+    expected = CLOSED_FORMS[name](ratio, advantage)
+    assert (loss, slope) == pytest.approx(expected[:2], rel=1e-12)
+    if ratio != 1.0:
+        assert clipped is expected[2]
 
 
-def test_an_absurd_ratio_stays_finite() -> None:
+@pytest.mark.parametrize("name", CLOSED_FORMS)
+@pytest.mark.parametrize("advantage", ADVANTAGES)
+def test_on_policy_every_gradient_is_that_of_reinforce(name: str, advantage: float) -> None:
+    assert one_token(name, 1.0, advantage)[1] == pytest.approx(-advantage, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", CLOSED_FORMS)
+def test_a_token_without_an_advantage_moves_nothing(name: str) -> None:
+    loss, slope, _ = one_token(name, 1.7, 0.0)
+    assert (loss, slope) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("name", ["ppo_clip", "dual_clip", "sapo", "importance_sampling"])
+def test_passes_the_numerical_gradient_check(name: str) -> None:
+    drawn = sample([7, 1, 12, 20])
+
+    def loss(logprobs: Tensor) -> Tensor:
+        return LOSSES.get(name)(drawn.loss_input(logprobs, drawn.behaviour), CONFIG).loss
+
+    assert torch.autograd.gradcheck(loss, drawn.logprobs.clone().requires_grad_())
+
+
+def test_the_token_form_of_gspo_has_the_gradient_of_gspo_itself() -> None:
+    """Finite differences of the sequence form against autograd of the token form."""
+    drawn = sample([7, 1, 12, 20], noise=0.2)
+
+    def token_form(logprobs: Tensor) -> Tensor:
+        tokens = drawn.loss_input(logprobs, drawn.behaviour)
+        return LOSSES.get("gspo")(tokens, CONFIG).loss.sum()
+
+    def sequence_form(logprobs: Tensor) -> Tensor:
+        total = torch.zeros((), dtype=torch.float64)
+        for place, length in enumerate(drawn.lengths):
+            own = drawn.sequence == place
+            ratio = (logprobs - drawn.behaviour)[own].mean().exp()
+            advantage = drawn.sequence_advantages[place]
+            held = ratio.clamp(1 - CONFIG.clip_low, 1 + CONFIG.clip_high)
+            total = total - length * torch.minimum(ratio * advantage, held * advantage)
+        return total
+
+    leaf = drawn.logprobs.clone().requires_grad_()
+    torch.testing.assert_close(token_form(leaf), sequence_form(leaf), rtol=0, atol=1e-12)
+    (ours,) = torch.autograd.grad(token_form(leaf), leaf)
+    (theirs,) = torch.autograd.grad(sequence_form(leaf), leaf)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+    assert torch.autograd.gradcheck(sequence_form, leaf)
+
+
+def test_gspo_clips_whole_sequences_by_their_mean_and_no_single_token() -> None:
+    old = torch.zeros(4, dtype=torch.float64)
+    # The first sequence's mean log-ratio is 0 although each token's is far off.
+    logprobs = torch.tensor([1.0, -1.0, 0.4, 0.2], dtype=torch.float64)
+    sequence = torch.tensor([0, 0, 1, 1])
+    result = LOSSES.get("gspo")(LossInput(logprobs, old, torch.ones(4), sequence, 2), CONFIG)
+    assert result.clipped.tolist() == [False, False, True, True]
+    assert result.loss[:2].tolist() == [-1.0, -1.0]
+
+
+def test_only_gspo_couples_the_tokens_of_a_sequence() -> None:
+    assert [name for name in LOSSES.names if LOSSES.coupled(name)] == ["gspo"]
+
+
+def several(name: str, logprobs: Tensor, old: Tensor, advantages: Tensor) -> TokenLoss:
+    sequence = torch.zeros(len(logprobs), dtype=torch.int64)
+    return LOSSES.get(name)(LossInput(logprobs, old, advantages, sequence, 1), CONFIG)
+
+
+@pytest.mark.parametrize("name", CLOSED_FORMS)
+def test_an_absurd_ratio_stays_finite(name: str) -> None:
     logprobs = torch.tensor([0.0, -1e4], requires_grad=True)
-    result = ppo_clip(logprobs, torch.tensor([-1e4, 0.0]), torch.tensor([-1.0, 1.0]))
+    result = several(name, logprobs, torch.tensor([-1e4, 0.0]), torch.tensor([-1.0, 1.0]))
+    (gradient,) = torch.autograd.grad(result.loss.sum(), logprobs)
     assert torch.isfinite(result.loss).all()
+    assert torch.isfinite(gradient).all()
 
 
-def test_ppo_clip_passes_the_numerical_gradient_check() -> None:
-    torch.manual_seed(0)
-    behaviour = torch.randn(40, dtype=torch.float64) * 0.3 - 2
-    advantages = torch.randn(40, dtype=torch.float64)
-    logprobs = (behaviour + torch.randn(40, dtype=torch.float64) * 0.3).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: ppo_clip(x, behaviour, advantages).loss, logprobs)
+@pytest.mark.parametrize("broken", ["logprobs", "old"])
+@pytest.mark.parametrize("name", CLOSED_FORMS)
+def test_a_logprob_that_is_nan_shows_in_the_loss(name: str, broken: str) -> None:
+    whole, nan = torch.tensor([-1.0]), torch.tensor([float("nan")])
+    pair = (nan, whole) if broken == "logprobs" else (whole, nan)
+    assert several(name, *pair, torch.tensor([0.5])).loss.isnan().all()
 
 
-def test_token_mean_weighs_every_token_of_the_batch_alike() -> None:
-    assert REDUCTIONS["token_mean"]([3, 1], 9).tolist() == [0.25, 0.25]
-
-
-def test_sequence_mean_weighs_every_sequence_alike() -> None:
-    assert REDUCTIONS["sequence_mean"]([4, 1], 9).tolist() == [0.125, 0.5]
-
-
-@pytest.mark.parametrize("name", ["token_mean", "sequence_mean"])
-def test_weights_add_up_to_one(name: str) -> None:
-    lengths = [5, 1, 17]
-    assert np.dot(REDUCTIONS[name](lengths, 9), lengths) == pytest.approx(1.0)
-
-
-def test_the_token_before_each_policy_token_predicts_it() -> None:
-    mask = np.array([False, False, True, True, False, True])
-    assert predicting_positions(mask).tolist() == [1, 2, 4]
-
-
-def test_a_policy_cannot_have_written_the_first_token() -> None:
-    with pytest.raises(ValueError, match="first token"):
-        predicting_positions(np.array([True, False]))
-
-
-def test_tokens_that_the_trainer_cannot_explain_are_masked() -> None:
-    logprobs = torch.tensor([0.0, 0.0, 0.0])
-    behaviour = torch.tensor([math.log(3.0), -math.log(3.0), 0.5])
-    assert within_ratio(logprobs, behaviour, (0.5, 2.0)).tolist() == [False, False, True]
-    assert within_ratio(logprobs, behaviour, None).all()
-
-
-def test_mismatch_in_closed_form_and_added_over_micro_batches() -> None:
-    logprobs = torch.tensor([math.log(2.0), 0.0, -1.0])
-    behaviour = torch.tensor([0.0, 0.0, -0.5])
-    kept = torch.tensor([True, True, False])
-    whole = measure(logprobs, behaviour, kept)
-    halves = measure(logprobs[:1], behaviour[:1], kept[:1]) + measure(
-        logprobs[1:], behaviour[1:], kept[1:]
-    )
-    metrics = whole.metrics()
-    assert halves.metrics() == pytest.approx(metrics)
-    assert metrics["mismatch/is_ratio_max"] == pytest.approx(2.0)
-    assert metrics["mismatch/logprob_abs_diff_mean"] == pytest.approx((math.log(2) + 0.5) / 3)
-    k3 = (2 - 1 - math.log(2)) + (math.exp(-0.5) - 1 + 0.5)
-    assert metrics["mismatch/kl_train_infer"] == pytest.approx(k3 / 3, rel=1e-6)
-    assert metrics["mismatch/masked_fraction"] == pytest.approx(1 / 3)
-    assert Mismatch().metrics() == {}
+def test_an_equal_clip_on_both_sides_is_the_symmetric_ppo() -> None:
+    same = AlgorithmConfig(clip_low=0.2, clip_high=0.2)
+    drawn = sample([30])
+    tokens = drawn.loss_input(drawn.logprobs, drawn.behaviour)
+    ratio = (drawn.logprobs - drawn.behaviour).exp()
+    expected = -torch.minimum(ratio * drawn.advantages, ratio.clamp(0.8, 1.2) * drawn.advantages)
+    torch.testing.assert_close(LOSSES.get("ppo_clip")(tokens, same).loss, expected)

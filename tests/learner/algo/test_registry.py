@@ -1,0 +1,96 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.learner.algo.advantages import ADVANTAGES
+from services.learner.algo.objective import Objective
+from services.learner.algo.registry import Registry, load_plugins
+from tests.learner.algo.support import config
+
+OWN_MODULE = """
+import numpy as np
+import torch
+
+from services.learner.algo.advantages import ADVANTAGES
+from services.learner.algo.losses import LOSSES, TokenLoss
+
+
+@ADVANTAGES.register("reward_itself")
+def reward_itself(batch, config):
+    return [np.full(len(t), r) for r, t in zip(batch.rewards, batch.token_rewards)]
+
+
+@LOSSES.register("sum_of_sequence", coupled=True)
+def sum_of_sequence(tokens, config):
+    loss = -tokens.logprobs.sum() * tokens.advantages
+    return TokenLoss(loss, torch.zeros_like(loss, dtype=torch.bool))
+"""
+
+
+# What a rank does with it.
+PROGRAM = """
+import json
+import numpy as np
+import torch
+from services.learner.algo.advantages import ADVANTAGES, BatchRewards
+from services.learner.algo.losses import LOSSES, LossInput
+from services.learner.algo.objective import Objective
+from services.learner.algo.registry import load_plugins
+from services.learner.algorithm_config import AlgorithmConfig
+
+config = AlgorithmConfig(
+    plugins=("a_users_own",), advantage="reward_itself", loss="sum_of_sequence"
+)
+load_plugins(config.plugins)
+load_plugins(config.plugins)
+batch = BatchRewards(["g", "g"], [0, 1], [0.5, 0.25], [np.zeros(1), np.zeros(2)])
+logprobs = torch.tensor([-1.0, -2.0])
+tokens = LossInput(logprobs, logprobs, torch.ones(2), torch.tensor([0, 0]), 1)
+print(json.dumps([
+    [values.tolist() for values in ADVANTAGES.get(config.advantage)(batch, config)],
+    LOSSES.get(config.loss)(tokens, config).loss.tolist(),
+    Objective(config).coupled,
+]))
+"""
+
+
+def test_a_module_of_ones_own_brings_an_estimator_and_a_loss(tmp_path: Path) -> None:
+    (tmp_path / "a_users_own.py").write_text(OWN_MODULE)
+    found = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.getcwd()}"},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    advantages, loss, coupled = json.loads(found.stdout)
+    assert advantages == [[0.5], [0.25, 0.25]]
+    assert loss == [3.0, 3.0]
+    assert coupled is True
+
+
+def test_a_name_that_nobody_registered_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match=r"unknown advantage 'gpro': did you mean 'grpo'\?"):
+        ADVANTAGES.get("gpro")
+    chosen = config(plugins=["json"], loss="xyz")
+    with pytest.raises(ValueError, match=r"unknown loss 'xyz': known are cispo.*plugins names"):
+        Objective(chosen)
+
+
+def test_a_name_is_given_once() -> None:
+    registry: Registry[int] = Registry("thing")
+    registry.register("one")(1)
+    with pytest.raises(ValueError, match="thing 'one' is registered already"):
+        registry.register("one")(2)
+    assert registry.get("one") == 1
+    assert registry.names == ("one",)
+
+
+def test_a_module_that_cannot_be_imported_is_named() -> None:
+    with pytest.raises(ValueError, match=r"plugins: 'no_such_module' cannot be imported"):
+        load_plugins(["no_such_module"])
