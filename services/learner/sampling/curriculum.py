@@ -61,7 +61,7 @@ class Curriculum:
         self._mixture = Mixture(self.sizes, config, window=window, seed=seed)
         self._window = window
         self._order: tuple[int, list[str]] = (-1, [])
-        self._states = {state.task: state for state in stored.tasks if state.task in self._index}
+        self._states = {s.task: replace(s) for s in stored.tasks if s.task in self._index}
         # How many tasks of each environment stand how; active ones only once they were judged.
         self.standings = Counter((state.env, state.standing) for state in self._states.values())
         self._passes = {env: self._resumed(env, stored, seed) for env in self._tasks}
@@ -232,7 +232,7 @@ class Curriculum:
             )
         elif kind is EventKind.QUARANTINED:
             _log.error("a task is quarantined for the rest of the run", **facts)
-        else:
+        elif kind is not EventKind.PROBED:
             _log.info(f"task {kind}", **facts)
 
     def _change(self, step: int | None) -> Change:

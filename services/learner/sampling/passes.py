@@ -30,7 +30,11 @@ class Passes:
         self._probe_share = probe_share
         self._drawn, self._turn, self._position = cursor.drawn, cursor.turn, cursor.position
         self._queued = cursor.queued
-        # 1 for what is left out, by task.
+        # The pass that is under way: its tasks in order, and the place of each.
+        self._order: Sequence[int] = ()
+        self._place: Sequence[int] = ()
+        # 1 for what is left out: by place in the pass, and by task.
+        self._skipped = bytearray()
         self._out = bytearray(size)
         self._active = size
         parked: list[tuple[int, int]] = []
@@ -40,10 +44,6 @@ class Passes:
             if state.standing.parked:
                 parked.append((state.queued, index))
         self._parked = OrderedDict.fromkeys(index for _, index in sorted(parked))
-        self._order: Sequence[int] = ()
-        # The same as `_out`, by place in the pass, and the place of each task.
-        self._skipped = bytearray()
-        self._place: Sequence[int] = ()
 
     @property
     def cursor(self) -> Cursor:
@@ -53,10 +53,6 @@ class Passes:
     def drawable(self) -> bool:
         """Whether there is a task that may still be drawn."""
         return bool(self._active or self._parked)
-
-    @property
-    def parked(self) -> int:
-        return len(self._parked)
 
     def draw(self) -> tuple[int, int | None]:
         """The next task, and where it is queued again when it was a parked one."""

@@ -1,79 +1,201 @@
-"""The order of tasks, and what is said of task files that cannot be used."""
+"""The order of tasks: the same however a run is cut, and fast."""
 
-import json
+import random
+import time
 from collections import Counter
-from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from services.learner.sampling.curriculum import Curriculum
-from services.learner.sampling.tasks import IMAGES, Task, TaskFileError, load_tasks
+from services.learner.sampling.changes import EventKind, Standing, Stored, TaskState
+from services.learner.sampling.config import SamplingConfig
+from services.learner.sampling.curriculum import Curriculum, NoTasksError
+from services.learner.sampling.difficulty import Outcome
+from services.learner.sampling.tasks import Task
+from tests.learner.sampling.support import Run, config, made_up, tasks_of
 
-GOOD = {"key": "a", "prompt": "do it", "env_id": "shop"}
+LEARNING = {"difficulty": {"enabled": True, "probe_share": 0.2}}
+SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=4)
 
 
-def refusal(tmp_path: Path, content: object) -> str:
-    path = tmp_path / "tasks.json"
-    path.write_text(content if isinstance(content, str) else json.dumps(content))
-    with pytest.raises(TaskFileError) as caught:
-        load_tasks(path)
-    assert str(path) in str(caught.value)
-    return str(caught.value)
+def play(run: Run, steps: int, kills: set[int] | None = None, *, broken: str = "") -> None:
+    """Whole steps; a kill comes after so many draws in all. `broken` is never graded."""
+    for _ in range(steps):
+        batch = []
+        for _ in range(run.window):
+            if kills and len(run.drawn) in kills:
+                run.kill()
+            number = len(run.drawn)
+            batch.append(made_up(run.draw(), number))
+        if broken and run.step == 2:
+            run.curriculum.condemn(broken, "it broke")
+        run.learn(batch)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 99), sizes=SIZES, window=st.integers(4, 9), data=st.data())
+def test_a_run_that_was_killed_anywhere_draws_what_it_would_have_drawn(
+    seed: int, sizes: list[int], window: int, data: st.DataObject
+) -> None:
+    tasks = tasks_of(**{f"env{n}": size for n, size in enumerate(sizes)})
+    mixing = data.draw(st.sampled_from(["uniform", "proportional"]))
+    sampling = config(mixing=mixing, min_per_env=data.draw(st.integers(0, 1)), **LEARNING)
+    kills = data.draw(st.sets(st.integers(0, 12 * window), max_size=6))
+    whole, cut = (Run(tasks, sampling, seed=seed, window=window) for _ in range(2))
+    play(whole, 12, broken="env01")
+    play(cut, 12, kills, broken="env01")
+    assert cut.drawn == whole.drawn
+    assert cut.changes == whole.changes
+
+
+def test_a_draw_is_a_function_of_the_seed_the_number_and_the_changes_before_it() -> None:
+    tasks = tasks_of(a=7, b=3)
+    runs = [Run(tasks, config(), seed=seed, window=4) for seed in (1, 1, 2)]
+    for run in runs:
+        play(run, 6)
+    assert runs[0].drawn == runs[1].drawn
+    assert runs[0].drawn != runs[2].drawn
+
+
+def test_every_pass_has_every_task_once_in_another_order_and_small_environments_go_on() -> None:
+    """No epoch ends with its smallest environment."""
+    run = Run(tasks_of(a=12, b=3), config(), seed=3, window=6)
+    play(run, 12)
+    of_a = [key for key in run.drawn if key.startswith("a")]
+    of_b = [key for key in run.drawn if key.startswith("b")]
+    assert len(of_a) == len(of_b) == 36
+    passes = [of_b[at : at + 3] for at in range(0, 36, 3)]
+    assert {frozenset(one) for one in passes} == {frozenset({"b0", "b1", "b2"})}
+    assert len({tuple(one) for one in passes}) > 1
+    assert Counter(Counter(of_a).values()) == {3: 12}
+    assert run.curriculum.passes() == {"a": 2, "b": 11}
+    assert run.curriculum.distinct_tasks == 15
+
+
+def test_epochs_are_of_steps_or_of_as_many_groups_as_there_are_tasks() -> None:
+    run = Run(tasks_of(a=8, b=4), config(), seed=0, window=6)
+    play(run, 4)
+    assert run.curriculum.epoch(4) == 2.0
+    run = Run(tasks_of(a=8, b=4), config(epoch_steps=8), seed=0, window=6)
+    play(run, 4)
+    assert run.curriculum.epoch(4) == 0.5
+
+
+def learn_of(run: Run, key: str, rewards: list[float]) -> list[EventKind]:
+    return [event.kind for event in run.learn([Outcome(key, rewards)]).events]
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("rewards", "standing"), [([1.0] * 4, Standing.SOLVED), ([0.0] * 4, Standing.IMPOSSIBLE)]
+)
+def test_a_task_is_parked_when_groups_enough_have_taught_nothing(
+    rewards: list[float], standing: Standing
+) -> None:
+    run = Run(tasks_of(a=3), config(**LEARNING), seed=0, window=3)
+    assert learn_of(run, "a1", rewards) == []
+    assert learn_of(run, "a1", rewards) == [EventKind.PARKED]
+    assert run.curriculum.standing("a1") is standing
+    drawn = [run.draw().key for _ in range(60)]
+    # Of five draws one tries what is parked.
+    assert drawn.count("a1") == 12
+
+
+def test_a_task_with_signal_is_never_parked_whatever_its_pass_rate() -> None:
+    run = Run(tasks_of(a=3), config(**LEARNING), seed=0, window=3)
+    for _ in range(5):
+        assert learn_of(run, "a1", [0.2, 0.4, 0.0, 0.0]) == []
+    assert run.curriculum.standing("a1") is Standing.ACTIVE
+
+
+def test_a_parked_task_that_teaches_again_comes_back() -> None:
+    run = Run(tasks_of(a=3), config(**LEARNING), seed=0, window=3)
+    for _ in range(2):
+        learn_of(run, "a1", [0.0] * 4)
+    assert learn_of(run, "a1", [1.0, 0.0, 0.0, 0.0]) == [EventKind.UNPARKED]
+    assert run.curriculum.standing("a1") is Standing.ACTIVE
+    assert {run.draw().key for _ in range(6)} == {"a0", "a1", "a2"}
+
+
+def test_parked_tasks_are_tried_again_in_turn_and_even_when_nothing_else_is_left() -> None:
+    run = Run(tasks_of(a=4), config(**LEARNING), seed=0, window=2)
+    for key in ("a2", "a0", "a3", "a1"):
+        for _ in range(2):
+            learn_of(run, key, [1.0] * 4)
+    assert [run.draw().key for _ in range(8)] == ["a2", "a0", "a3", "a1"] * 2
+
+
+def test_nothing_is_parked_when_the_curriculum_is_off() -> None:
+    run = Run(tasks_of(a=3), config(), seed=0, window=3)
+    for _ in range(5):
+        assert learn_of(run, "a1", [1.0] * 4) == []
+
+
+def test_a_quarantined_task_never_comes_back() -> None:
+    run = Run(tasks_of(a=5), config(), seed=0, window=5)
+    run.curriculum.condemn("a3", "no verifier")
+    change = run.curriculum.flush()
+    assert change is not None
+    run.commit(change)
+    assert [(e.task, e.kind, e.reason) for e in change.events] == [
+        ("a3", EventKind.QUARANTINED, "no verifier")
+    ]
+    run.kill()
+    assert {run.draw().key for _ in range(20)} == {"a0", "a1", "a2", "a4"}
+    assert run.curriculum.flush() is None
+
+
+def test_no_more_of_an_environment_is_quarantined_than_its_share() -> None:
+    run = Run(tasks_of(a=20, b=2, c=1), config(quarantine_share=0.1), seed=0, window=3)
+    for key in ("a0", "a1", "a2", "b0", "b1", "c0"):
+        run.curriculum.condemn(key, "broken")
+    change = run.curriculum.flush()
+    assert change is not None
+    assert [event.task for event in change.events if event.kind is EventKind.QUARANTINED] == [
+        "a0",
+        "a1",
+        "b0",
+    ]
+    refused = [e.task for e in change.events if e.kind is EventKind.QUARANTINE_REFUSED]
+    assert refused == ["a2", "b1", "c0"]
+
+
+def test_an_environment_without_a_task_that_may_be_drawn_is_named() -> None:
+    states = (TaskState("a0", "a", Standing.QUARANTINED),)
+    with pytest.raises(NoTasksError, match="all 1 tasks of environment 'a' are quarantined"):
+        Curriculum(tasks_of(a=1), config(), seed=0, window=1, stored=Stored(1, {}, states))
+
+
+def test_ten_thousand_draws_of_a_hundred_thousand_tasks_take_no_time() -> None:
+    tasks = [Task(f"t{n}", f"env{n % 10}", "{}") for n in range(100_000)]
+    chooser = random.Random(0)
+    standings = [Standing.ACTIVE, Standing.SOLVED, Standing.IMPOSSIBLE]
+    states = [TaskState(t.key, t.env_key, chooser.choice(standings)) for t in tasks]
+    sampling = config(difficulty={"enabled": True})
+    stored = Stored(0, {}, tuple(states))
+    curriculum = Curriculum(tasks, sampling, seed=0, window=64, stored=stored)
+    curriculum.catch_up(64)
+    started = time.perf_counter()
+    curriculum.catch_up(64 + 10_000)
+    assert time.perf_counter() - started < 2.0
+
+
+@pytest.mark.parametrize(
+    "values",
     [
-        ("{", "not JSON"),
-        ({"task": [GOOD]}, 'the key "tasks"'),
-        ([], "at least one task"),
-        ("7", "expected a JSON array"),
-        ([GOOD, 7], "task 1: expected an object, got int"),
-        ([{**GOOD, "key": ""}], "task 0: needs a non-empty string 'key' or 'task_key'"),
-        ([{**GOOD, "prompt": None}], "task 0 (a): needs a non-empty string 'prompt'"),
-        ([{"key": "a", "prompt": "x"}], "needs a non-empty string 'env_key' or 'env_id'"),
-        ([GOOD, GOOD], "two tasks have the key 'a'"),
+        {"mixing": "weights"},
+        {"mixing": "weights", "weights": {"a": 0.0}},
+        {"mixing": "uniform", "weights": {"a": 1.0}},
+        {"difficulty": {"solved": 0.1, "impossible": 0.2}},
+        {"difficulty": {"probe_share": 0.9}},
     ],
 )
-def test_a_task_file_that_cannot_be_used_is_refused_by_place_and_fix(
-    tmp_path: Path, content: object, said: str
-) -> None:
-    assert said in refusal(tmp_path, content)
+def test_settings_that_contradict_each_other_are_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"weight|solved|probe_share"):
+        config(**values)
 
 
-def test_a_missing_file_and_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
-    with pytest.raises(TaskFileError, match="there is no such task file"):
-        load_tasks(tmp_path / "nowhere.json")
-    (tmp_path / "bytes.json").write_bytes(b'["\xff"]')
-    with pytest.raises(TaskFileError, match="not UTF-8 at byte 2"):
-        load_tasks(tmp_path / "bytes.json")
-
-
-def test_both_vocabularies_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "tasks.json"
-    path.write_text(json.dumps([GOOD, {"task_key": "b", "prompt": "x", "env_key": "desk"}]))
-    assert [(task.key, task.env_key) for task in load_tasks(path)] == [("a", "shop"), ("b", "desk")]
-
-
-@pytest.mark.parametrize("modality", ["computer_use", "browser_use"])
-def test_tasks_on_screens_need_images(modality: str) -> None:
-    assert Task("a", "shop", json.dumps({"task_modality": modality})).needs == {IMAGES}
-    assert Task("a", "shop", json.dumps({"task_modality": "tool_use"})).needs == frozenset()
-    assert Task("a", "shop", "{}").needs == frozenset()
-
-
-def test_environments_take_turns_and_every_pass_has_every_task_once() -> None:
-    tasks = [Task(f"{env}{n}", env, "{}") for env in ("a", "b") for n in range(3)]
-    curriculum = Curriculum(tasks, seed=7)
-    order = [curriculum.task(number) for number in range(12)]
-    assert [task.env_key for task in order] == ["a", "b"] * 6
-    assert set(Counter(task.key for task in order[:6]).values()) == {1}
-    assert [t.key for t in order] == [Curriculum(tasks, seed=7).task(n).key for n in range(12)]
-    assert [t.key for t in order] != [Curriculum(tasks, seed=8).task(n).key for n in range(12)]
-
-
-def test_a_small_environment_comes_as_often_as_a_large_one() -> None:
-    tasks = [Task(f"a{n}", "a", "{}") for n in range(10)] + [Task("b0", "b", "{}")]
-    curriculum = Curriculum(tasks, seed=0)
-    counts = Counter(curriculum.task(number).env_key for number in range(20))
-    assert counts == {"a": 10, "b": 10}
+def test_the_default_is_what_the_documentation_says() -> None:
+    assert SamplingConfig().mixing == "uniform"
+    assert not SamplingConfig().difficulty.enabled

@@ -1,0 +1,73 @@
+"""A run as the curriculum sees it: draws, outcomes, a journal, and kills."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from services.common.config import parse
+from services.learner.sampling.changes import Change, Stored, TaskState
+from services.learner.sampling.config import SamplingConfig
+from services.learner.sampling.curriculum import Curriculum
+from services.learner.sampling.difficulty import Outcome
+from services.learner.sampling.tasks import Task
+
+
+def config(**values: Any) -> SamplingConfig:
+    return parse(SamplingConfig, values, where="test")
+
+
+def tasks_of(**sizes: int) -> list[Task]:
+    return [Task(f"{env}{n}", env, "{}") for env, size in sizes.items() for n in range(size)]
+
+
+class Run:
+    """Draws a window, then learns from it; `journal` is what a restart reads."""
+
+    def __init__(
+        self, tasks: Sequence[Task], sampling: SamplingConfig, *, seed: int, window: int
+    ) -> None:
+        self.tasks = tasks
+        self.sampling = sampling
+        self.seed = seed
+        self.window = window
+        self.journal = Stored()
+        self.changes: list[Change] = []
+        self.drawn: list[str] = []
+        self.step = 0
+        self.curriculum = self._started()
+
+    def kill(self) -> None:
+        """All that is left is the journal and the groups that were leased."""
+        self.curriculum = self._started()
+        self.curriculum.catch_up(len(self.drawn))
+
+    def draw(self) -> Task:
+        task = self.curriculum.draw()
+        self.drawn.append(task.key)
+        return task
+
+    def learn(self, outcomes: Sequence[Outcome]) -> Change:
+        self.step += 1
+        change = self.curriculum.learn(self.step, outcomes)
+        self.commit(change)
+        return change
+
+    def commit(self, change: Change) -> None:
+        self.changes.append(change)
+        known: dict[str, TaskState] = {state.task: state for state in self.journal.tasks}
+        known.update({state.task: state for state in change.tasks})
+        self.journal = Stored(change.number, change.cursors, tuple(known.values()))
+
+    def _started(self) -> Curriculum:
+        return Curriculum(
+            self.tasks, self.sampling, seed=self.seed, window=self.window, stored=self.journal
+        )
+
+
+def made_up(task: Task, number: int) -> Outcome:
+    """Rewards of four attempts, always the same for a task at a sequence number: a third of the
+    tasks is mostly solved, a third mostly failed."""
+    digest = hashlib.sha256(f"{task.key}/{number}".encode()).digest()
+    kind = hashlib.sha256(task.key.encode()).digest()[0] % 3
+    chance = (12, 128, 244)[kind]
+    return Outcome(task.key, [float(byte < chance) for byte in digest[:4]])
