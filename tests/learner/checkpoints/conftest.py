@@ -1,9 +1,10 @@
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from services.learner.adapters.remote_fsspec import FsspecStore
-from tests.learner.checkpoints.remote_support import s3_server, s3_store
+from services.learner.adapters.remote_fsspec import FsspecStore, open_store
+from tests.learner.checkpoints.remote_support import RUN_ID, s3_server, s3_store
 
 
 @pytest.fixture(scope="session")
@@ -17,6 +18,14 @@ def endpoint() -> Iterator[str]:
 
 
 @pytest.fixture
-def store(endpoint: str, request: pytest.FixtureRequest) -> FsspecStore:
+def store(tmp_path: Path) -> Iterator[FsspecStore]:
+    """Of the run of this test, in memory."""
+    found = open_store(f"memory://{tmp_path}/{RUN_ID}", {})
+    yield found
+    found.remove(found.names(""))
+
+
+@pytest.fixture
+def s3(endpoint: str, request: pytest.FixtureRequest) -> FsspecStore:
     """Of the run of this test, in S3."""
     return s3_store(endpoint, request.node.name[:60])
