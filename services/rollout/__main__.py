@@ -247,14 +247,14 @@ def _close_tag_id(tokenizer: "TransformersTokenizer") -> int:
 
 
 def _identity(runtime: Runtime[RolloutConfig], folder: Path) -> "WorkerIdentity":
-    from services.common.fingerprint import tokenizer_digest
+    from services.common.fingerprint import tokenizer_digests
     from services.rollout.adapters.learner import WorkerIdentity
 
     return WorkerIdentity(
         worker_id=runtime.worker_id,
         incarnation=runtime.incarnation,
         device_count=runtime.config.engine.tensor_parallel,
-        tokenizer_digest=tokenizer_digest(folder),
+        tokenizer=tokenizer_digests(folder),
     )
 
 

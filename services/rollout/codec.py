@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,17 @@ from services.common.fingerprint import TensorEntry
 from services.common.rpc import duration, seconds
 from services.rollout.types import (
     AttemptKey,
+    Completion,
     EpisodeInfo,
     Grade,
     Lease,
     LeasedAttempt,
     PolicyId,
+    Probe,
     PromptFacts,
     Publication,
     Purpose,
+    Sampling,
     Span,
     Tool,
     ToolOutcome,
@@ -85,6 +88,15 @@ def publication_from_pb(update: policy_pb.Update) -> Publication:
         canary_token_ids=np.frombuffer(update.canary_token_ids, dtype="<i4").astype(np.int32),
         timeout_s=seconds(update.publish_timeout),
         generation=update.generation,
+        reload=update.reload,
+        probes=tuple(
+            Probe(
+                np.frombuffer(probe.prompt_token_ids, dtype="<i4").astype(np.int32),
+                probe.max_tokens,
+                Sampling(probe.temperature, probe.seed),
+            )
+            for probe in update.probes
+        ),
     )
 
 
@@ -94,6 +106,7 @@ def report_to_pb(
     outcome: UpdateOutcome,
     logprobs: NDArray[np.float32],
     detail: str,
+    probed: Sequence[Completion] = (),
 ) -> policy_pb.ReportPolicyRequest:
     return policy_pb.ReportPolicyRequest(
         worker_id=worker_id,
@@ -102,6 +115,13 @@ def report_to_pb(
         canary_logprobs=logprobs.astype("<f4").tobytes(),
         outcome=policy_pb.UpdateOutcome.Value(f"UPDATE_OUTCOME_{outcome.upper()}"),
         detail=detail,
+        probes=[
+            policy_pb.ProbeResult(
+                token_ids=sampled.token_ids.astype("<i4").tobytes(),
+                logprobs=sampled.logprobs.astype("<f4").tobytes(),
+            )
+            for sampled in probed
+        ],
     )
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from services.rollout import meters
 from services.rollout.ports import Engine, EngineDead, EngineError, PolicyFeed, TransportFailed
 from services.rollout.staging import FingerprintMismatch, stage
 from services.rollout.tasks import until_first
-from services.rollout.types import Publication, UpdateOutcome
+from services.rollout.types import Completion, Publication, UpdateOutcome
 
 NOTHING = np.zeros(0, np.float32)
 ATTACH_PAUSE_S = 0.5
@@ -91,19 +92,21 @@ class PolicyFollower:
             await self._feed.report(publication, outcome, NOTHING, detail)
             return
         canary = await self._score(publication)
+        probed = await self._probe(publication)
         self.updates += 1
         self.last_update_s = time.monotonic() - began
         meters.update_seconds()(self.last_update_s)
         bind_process(step=publication.policy.version)
-        if not await self._feed.report(publication, outcome, canary, ""):
+        if not await self._feed.report(publication, outcome, canary, "", probed):
             raise EngineDead(f"the canary of policy {publication.policy.label} disagrees")
         self._judged.set()
         log.info("policy loaded", policy=publication.policy.label, seconds=self.last_update_s)
 
     async def _load(self, publication: Publication) -> tuple[UpdateOutcome, str]:
-        """Stage, verify, load. Already held weights are not loaded again, only scored."""
+        """Stage, verify, load. Already held weights are only scored, unless they are not to be
+        trusted."""
         held = self._engine.policy
-        same = held == publication.policy
+        same = held == publication.policy and not publication.reload
         if held and same and held.fingerprint == publication.policy.fingerprint:
             return UpdateOutcome.APPLIED, ""
         try:
@@ -129,3 +132,18 @@ class PolicyFollower:
             detail = f"the canary of policy {label} could not be scored: {error}"
             await self._feed.report(publication, UpdateOutcome.ENGINE_FAILED, NOTHING, detail)
             raise EngineDead(detail) from error
+
+    async def _probe(self, publication: Publication) -> Sequence[Completion]:
+        """What the engine samples when the learner asks for it, or nothing when it cannot."""
+        asked = [
+            self._engine.generate(probe.token_ids, probe.sampling, probe.max_tokens)
+            for probe in publication.probes
+        ]
+        try:
+            return await asyncio.gather(*asked)
+        except EngineDead:
+            raise
+        except EngineError as error:
+            # The samples for training are judged all the same.
+            log.warning("probes not sampled", policy=publication.policy.label, reason=str(error))
+            return ()

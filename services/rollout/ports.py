@@ -90,6 +90,8 @@ class Engine(Protocol):
     async def load(self, publication: "Publication", path: Path) -> None:
         """Serve these verified weights from the next token on; requests in flight go on.
 
+        With `publication.reload` nothing that was computed before is used any more.
+
         On EngineDead the weights are torn and nothing is served any more.
         """
         ...
@@ -176,8 +178,10 @@ class PolicyFeed(Protocol):
         outcome: "UpdateOutcome",
         canary_logprobs: "NDArray[np.float32]",
         detail: str,
+        probed: "Sequence[Completion]" = (),
     ) -> bool:
-        """Say what became of it; False when these weights must not be served."""
+        """Say what became of it, with the answers to its probes; False when these weights must
+        not be served."""
         ...
 
     def fetch(self, publication: "Publication", offset: int) -> AsyncGenerator[bytes]:

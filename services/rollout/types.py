@@ -142,6 +142,15 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
+class Probe:
+    """A continuation that the learner wants to see, to judge the engine by."""
+
+    token_ids: NDArray[np.int32]
+    max_tokens: int
+    sampling: Sampling
+
+
+@dataclass(frozen=True, slots=True)
 class Publication:
     """New weights as announced; `location` is a path, or host:port of the weight service."""
 
@@ -153,6 +162,9 @@ class Publication:
     canary_token_ids: NDArray[np.int32]
     timeout_s: float
     generation: int = 0
+    # Load these weights even if the engine serves them already.
+    reload: bool = False
+    probes: tuple[Probe, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -18,7 +18,7 @@ from flotilla.learner.v1 import policy_service_pb2 as policy_pb
 from flotilla.learner.v1 import policy_service_pb2_grpc as policy_grpc
 from flotilla.learner.v1 import weight_service_pb2_grpc as weight_grpc
 from services.common import rpc
-from services.common.fingerprint import TensorEntry, checksum64, fingerprint
+from services.common.fingerprint import TensorEntry, TokenizerDigests, checksum64, fingerprint
 from services.rollout.adapters.fake import LOGPROB, FakeEngine
 from services.rollout.adapters.learner import PolicyClient, RunEpoch, WorkerIdentity
 from services.rollout.codec import policy_to_pb
@@ -28,7 +28,7 @@ from services.rollout.types import PolicyId, Publication
 from tests.rollout.fakes import TOKEN, FakeLearner, FakeWeights, served, until
 from tests.rollout.support import engine, turns
 
-IDENTITY = WorkerIdentity("rollout-0", "incarnation", 1, b"d" * 32)
+IDENTITY = WorkerIdentity("rollout-0", "incarnation", 1, TokenizerDigests(b"d" * 32))
 TOTAL = 12_345
 SHAPE = (3, 1000)
 
@@ -275,3 +275,31 @@ def test_policies_are_ordered_by_epoch_then_version() -> None:
     assert older < PolicyId(2, 3, b"b")
     assert older < replace(older, version=10)
     assert older.label == "1:9"
+
+
+async def test_held_weights_are_loaded_again_when_they_are_not_to_be_trusted(
+    tmp_path: Path,
+) -> None:
+    async with following(tmp_path, FakeLearner()) as it:
+        it.learner.updates.put_nowait(publication(tmp_path / "v0", 0))
+        await until(lambda: it.learner.reports)
+        it.learner.updates.put_nowait(publication(tmp_path / "v0", 0, reload=True))
+        await until(lambda: len(it.learner.reports) == 2)
+        assert [policy.version for policy in it.engine.loaded] == [0, 0]
+        assert it.outcomes() == [(0, "APPLIED"), (0, "APPLIED")]
+
+
+async def test_probes_are_sampled_and_reported_with_their_logprobs(tmp_path: Path) -> None:
+    async with following(tmp_path, FakeLearner()) as it:
+        prompt = np.arange(3, dtype="<i4").tobytes()
+        asked = [
+            policy_pb.Probe(prompt_token_ids=prompt, max_tokens=count, temperature=1.0, seed=1)
+            for count in (1, 8)
+        ]
+        it.learner.updates.put_nowait(publication(tmp_path / "v0", 0, probes=asked))
+        await until(lambda: it.learner.reports)
+        answers = it.learner.reports[0].probes
+        sampled = [len(answer.token_ids) // 4 for answer in answers]
+        assert sampled[0] == 1 < sampled[1]
+        for answer, count in zip(answers, sampled, strict=True):
+            assert np.frombuffer(answer.logprobs, "<f4").tolist() == [LOGPROB] * count

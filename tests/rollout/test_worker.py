@@ -17,6 +17,7 @@ from flotilla.learner.v1 import group_service_pb2 as group_pb
 from flotilla.learner.v1 import group_service_pb2_grpc as group_grpc
 from flotilla.learner.v1 import policy_pb2, trajectory_pb2
 from services.common import rpc
+from services.common.fingerprint import TokenizerDigests
 from services.rollout.adapters.env_gateway import GatewayEnvironment
 from services.rollout.adapters.fake import FakeEngine
 from services.rollout.adapters.learner import GroupClient, RunEpoch, WorkerIdentity
@@ -39,7 +40,7 @@ from tests.rollout.support import POLICY, engine, limits, prompts, tokenizer, tu
 
 LOOK = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
 DONE = "<done>"
-IDENTITY = WorkerIdentity("rollout-0", "incarnation", 1, b"d" * 32)
+IDENTITY = WorkerIdentity("rollout-0", "incarnation", 1, TokenizerDigests(b"d" * 32))
 
 
 @dataclass

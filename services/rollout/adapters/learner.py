@@ -17,6 +17,7 @@ from flotilla.learner.v1 import policy_service_pb2 as policy_pb
 from flotilla.learner.v1 import policy_service_pb2_grpc as policy_grpc
 from flotilla.learner.v1 import weight_service_pb2 as weight_pb
 from flotilla.learner.v1 import weight_service_pb2_grpc as weight_grpc
+from services.common.fingerprint import TokenizerDigests
 from services.common.host import host_digest
 from services.common.log import get_logger
 from services.common.rpc import channel as open_channel
@@ -30,7 +31,14 @@ from services.rollout.codec import (
     submission,
 )
 from services.rollout.ports import LearnerRefused, LeaseLost, TransportFailed
-from services.rollout.types import Lease, PolicyId, Publication, Trajectory, UpdateOutcome
+from services.rollout.types import (
+    Completion,
+    Lease,
+    PolicyId,
+    Publication,
+    Trajectory,
+    UpdateOutcome,
+)
 
 if TYPE_CHECKING:
     from flotilla.learner.v1.group_service_pb2_grpc import GroupServiceAsyncStub
@@ -57,7 +65,7 @@ class WorkerIdentity:
     worker_id: str
     incarnation: str
     device_count: int
-    tokenizer_digest: bytes
+    tokenizer: TokenizerDigests
 
 
 class RunEpoch:
@@ -115,7 +123,9 @@ class GroupClient:
             incarnation=self._identity.incarnation,
             holding=policy_to_pb(holding),
             free_attempts=free_attempts,
-            tokenizer_digest=self._identity.tokenizer_digest,
+            tokenizer_digest=self._identity.tokenizer.whole,
+            tokenizer_json_digest=self._identity.tokenizer.tokenizer_json,
+            chat_template_digest=self._identity.tokenizer.chat_template,
         )
         self._poll = request
         answer = await self._persist(
@@ -232,7 +242,9 @@ class PolicyClient:
             transports=[policy_pb.TRANSPORT_SHM, policy_pb.TRANSPORT_GRPC],
             holding=None if holding is None else policy_to_pb(holding),
             host_digest=host_digest(),
-            tokenizer_digest=self._identity.tokenizer_digest,
+            tokenizer_digest=self._identity.tokenizer.whole,
+            tokenizer_json_digest=self._identity.tokenizer.tokenizer_json,
+            chat_template_digest=self._identity.tokenizer.chat_template,
         )
         try:
             async for event in self._stub.Attach(request, metadata=self._epoch.metadata):
@@ -251,9 +263,10 @@ class PolicyClient:
         outcome: UpdateOutcome,
         canary_logprobs: NDArray[np.float32],
         detail: str,
+        probed: Sequence[Completion] = (),
     ) -> bool:
         request = report_to_pb(
-            self._identity.worker_id, publication, outcome, canary_logprobs, detail
+            self._identity.worker_id, publication, outcome, canary_logprobs, detail, probed
         )
         try:
             answer = await persist(

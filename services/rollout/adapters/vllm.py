@@ -119,6 +119,9 @@ class VllmEngine:
                 "load_flotilla_weights", args=(str(path), publication.total_bytes, rows)
             )
             await self._llm.update_weight_version(label)
+            if publication.reload:
+                # Under the same salt lies what weights that were not trusted have computed.
+                await self._llm.reset_prefix_cache(reset_running_requests=True)
             self._remember(publication.policy)
             await self._llm.resume_generation()
         except Exception as error:
