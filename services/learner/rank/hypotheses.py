@@ -28,7 +28,7 @@ _DTYPES = {
 # What published models use; a run that says nothing gets its model's own.
 _THETAS = (10_000.0, 100_000.0, 500_000.0, 1_000_000.0, 5_000_000.0, 10_000_000.0)
 _TEMPERATURES = (0.05, 20.0)
-_SEARCH_STEPS = 40
+_SEARCH_STEPS = 24
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
