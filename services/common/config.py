@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 from services.common.errors import ConfigError
 
-_SECRET_KEY = re.compile(r"token|secret|password|api_?key", re.IGNORECASE)
+_SECRET_KEY = re.compile(r"token|secret|password|api_?key|webhook", re.IGNORECASE)
 _SHOWN_CHARACTERS = 80
 
 

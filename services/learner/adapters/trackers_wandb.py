@@ -1,5 +1,7 @@
 """Metrics in Weights & Biases, or in its offline folder, which `wandb sync` uploads later."""
 
+import netrc
+import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -113,9 +115,21 @@ def _where(mode: str) -> str:
 
 
 def _no_key() -> str:
-    if wandb.login(prompt=False):
+    """Why there is no key, from what is on this machine; empty when there is one."""
+    settings = wandb.setup().settings
+    host = urlsplit(str(settings.base_url)).hostname or ""
+    if settings.api_key or settings.identity_token_file or _has_login(host):
         return ""
     return "no API key was found: set WANDB_API_KEY, or run `wandb login`"
+
+
+def _has_login(host: str) -> bool:
+    """Whether `wandb login` left a key for this host."""
+    path = os.environ.get("NETRC") or Path("~/.netrc").expanduser()
+    try:
+        return netrc.netrc(path).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
 
 
 def _unreachable() -> str:

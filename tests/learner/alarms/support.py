@@ -1,0 +1,54 @@
+"""Steps as the rules see them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from services.learner.alarms.alarms import Alarms
+from services.learner.alarms.config import AlarmsConfig
+from services.learner.alarms.types import Alarm, StepFacts
+
+CONFIG = AlarmsConfig(window=4, count=16)
+
+
+class Heard:
+    """Keeps what it is sent. Implements `AlarmSink`."""
+
+    def __init__(self) -> None:
+        self.alarms: list[Alarm] = []
+
+    def send(self, alarm: Alarm) -> None:
+        self.alarms.append(alarm)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    @property
+    def names(self) -> list[str]:
+        """`+rule/scope` for what was raised, `-rule/scope` for what was cleared."""
+        return [
+            f"{'+' if a.raised else '-'}{a.verdict.rule}/{a.verdict.scope}" for a in self.alarms
+        ]
+
+
+def alarms(
+    *, max_staleness: int = 1, remembered: Mapping[str, Any] | None = None
+) -> tuple[Alarms, Heard]:
+    heard = Heard()
+    return (
+        Alarms(CONFIG, [heard], max_staleness=max_staleness, remembered=remembered or {}),
+        heard,
+    )
+
+
+def facts(step: int, metrics: Mapping[str, float] | None = None, **changes: Any) -> StepFacts:
+    """A step at which all is well, but for the changes."""
+    values: dict[str, Any] = {
+        "signal": {"shop": (4, 8)},
+        "no_grade": {"shop": (0, 32)},
+        "stale": (0, 8),
+        "lengths": {"shop": 100.0},
+        "given_up": {"shop": 0},
+        **changes,
+    }
+    well = {"policy/entropy": 1.0, "async/staleness_max": 1.0, "async/staleness_mean": 0.5}
+    return StepFacts(step=step, metrics={**well, **(metrics or {})}, **values)

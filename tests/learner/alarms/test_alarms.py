@@ -1,0 +1,116 @@
+"""What happens beside the steps; and where alarms go."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from services.common.watchdog import Standstill
+from services.learner.adapters.alarms_file import AlarmFile
+from services.learner.alarms.types import Severity, Streak
+from services.learner.incidents import Incident, Incidents
+from tests.learner.alarms.support import alarms, facts
+
+
+def evaluation(passes: float, half: float = 0.05, prefix: str = "eval") -> dict[str, float]:
+    name = f"{prefix}/all/pass_at_1"
+    return {name: passes, f"{name}_low": passes - half, f"{name}_high": passes + half}
+
+
+def test_a_fall_of_an_evaluation_beyond_chance_names_both_versions() -> None:
+    raiser, heard = alarms()
+    for version, passes in enumerate((0.4, 0.6, 0.58)):
+        raiser.evaluated(version, evaluation(passes))
+    assert heard.names == []
+    raiser.evaluated(3, evaluation(0.45))
+    assert heard.names == ["+eval_regression/eval"]
+    assert "fell from 60.0% (version 1) to 45.0% (version 3)" in heard.alarms[0].verdict.cause
+    raiser.evaluated(4, evaluation(0.59))
+    assert heard.names[-1] == "-eval_regression/eval"
+
+
+def test_a_fall_within_chance_and_one_of_another_set_are_none() -> None:
+    raiser, heard = alarms()
+    raiser.evaluated(0, {**evaluation(0.6, 0.2), **evaluation(0.9, prefix="eval_greedy")})
+    raiser.evaluated(1, {**evaluation(0.4, 0.2), **evaluation(0.88, prefix="eval_greedy")})
+    assert heard.names == []
+
+
+def test_an_environment_where_every_try_fails_is_named_with_the_reason() -> None:
+    raiser, heard = alarms()
+    reason = "env_lost: connection refused"
+    raiser.look({"shop": Streak(15, {reason: 15})})
+    assert heard.names == []
+    for tries in (16, 40):
+        raiser.look({"shop": Streak(tries, {reason: tries - 1, "aborted": 1})})
+    assert heard.names == ["+failing_environment/shop"]
+    verdict = heard.alarms[0].verdict
+    assert "the last 16 tries there all failed, 15 of them with" in verdict.cause
+    assert reason in verdict.cause
+    assert "flotilla env status" in verdict.fix
+    raiser.look({"shop": Streak(0, {})})
+    assert heard.names[-1] == "-failing_environment/shop"
+
+
+def test_a_stage_that_stands_still_is_cleared_by_the_next_step() -> None:
+    raiser, heard = alarms()
+    raiser.standstill(Standstill("collect", 301.0))
+    raiser.standstill(Standstill("collect", 640.0))
+    assert heard.names == ["+no_progress/collect"]
+    assert "rollout workers" in heard.alarms[0].verdict.fix
+    raiser.step_done(facts(7))
+    assert heard.names[-1] == "-no_progress/collect"
+    assert (heard.alarms[-1].step, heard.alarms[-1].since_step) == (7, 0)
+
+
+def test_damage_on_disk_is_an_alarm_that_stays() -> None:
+    raiser, heard = alarms()
+    incidents = Incidents()
+    incidents.on_report = raiser.damage
+    incidents.report("damaged_checkpoint", "the checkpoint of step 40 is damaged", "step-000040")
+    raiser.step_done(facts(41))
+    assert heard.names == ["+damaged_checkpoint/all"]
+    assert "step-000040" in heard.alarms[0].verdict.cause
+    assert "the checkpoint before it" in heard.alarms[0].verdict.fix
+
+
+@pytest.mark.parametrize(("level", "severity"), [(1, Severity.WARNING), (2, Severity.ERROR)])
+def test_the_mismatch_guards_level_is_an_alarm(level: int, severity: Severity) -> None:
+    raiser, heard = alarms()
+    raiser.guard(level, "mask")
+    raiser.guard(0, "watch")
+    assert heard.names == ["+mismatch_guard/all", "-mismatch_guard/all"]
+    assert heard.alarms[0].verdict.severity is severity
+
+
+def test_what_is_raised_is_in_the_status_until_it_is_cleared() -> None:
+    raiser, _ = alarms()
+    shown = {"policy/loss": 1.0}
+    raiser.look({"web/shop": Streak(16, {"aborted": 16})})
+    raiser.show(shown)
+    assert shown == {"policy/loss": 1.0, "alarms/failing_environment/web_shop": 1.0}
+    raiser.look({"web/shop": Streak(0, {})})
+    raiser.show(shown)
+    assert shown == {"policy/loss": 1.0}
+
+
+def test_alarms_are_kept_in_a_file(tmp_path: Path) -> None:
+    raiser, heard = alarms()
+    file = AlarmFile(tmp_path / "alarms.jsonl")
+    raiser.damage(Incident("corrupt_record", "a record is damaged"))
+    file.send(heard.alarms[0])
+    (line,) = (tmp_path / "alarms.jsonl").read_text().splitlines()
+    written = json.loads(line)
+    assert (written["alarm"], written["state"], written["severity"]) == (
+        "corrupt_record",
+        "raised",
+        "error",
+    )
+    assert written["cause"] == "a record is damaged"
+
+
+def test_a_file_that_cannot_be_written_costs_nothing_but_a_warning(tmp_path: Path) -> None:
+    raiser, heard = alarms()
+    raiser.damage(Incident("corrupt_record", "a record is damaged"))
+    for _ in range(2):
+        AlarmFile(tmp_path / "missing" / "alarms.jsonl").send(heard.alarms[0])
