@@ -1,15 +1,17 @@
 """A learner process with fake ranks that kills itself, as `kill -9` would, at a chosen moment.
 
-Run as a module: FOLDER PORT MOMENT COUNT. MOMENT is a name that FakeRanks reports, and the
-process dies when it comes for the COUNT-th time; `never` lives to the end. What the ranks
-hold in the end goes to FOLDER/parameters.npy.
+Run as a module: FOLDER PORT MOMENT COUNT [CHANGES]. MOMENT is a name that FakeRanks reports, and
+the process dies when it comes for the COUNT-th time; `never` lives to the end. CHANGES is JSON for
+`make_config`. What the ranks hold in the end goes to FOLDER/parameters.npy.
 """
 
 import asyncio
+import json
 import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -34,14 +36,15 @@ class Killer:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-async def main(folder: Path, port: int, moment: str, count: int) -> None:
-    config = make_config(
-        folder,
-        steps=STEPS,
-        max_staleness=1,
-        lease_ttl_s=1.0,
-        checkpoint={"every": 2, "keep": 2},
-    )
+async def main(folder: Path, port: int, moment: str, count: int, changes: str = "{}") -> None:
+    values: dict[str, Any] = {
+        "steps": STEPS,
+        "max_staleness": 1,
+        "lease_ttl_s": 1.0,
+        "checkpoint": {"every": 2, "keep": 2},
+        **json.loads(changes),
+    }
+    config = make_config(folder, **values)
     runtime = make_runtime(folder, config, listen=f"127.0.0.1:{port}")
     ranks = FakeRanks(folder / "weights", before=Killer(moment, count))
     tracker = JsonlTracker(folder / "run" / "metrics.jsonl")
@@ -52,4 +55,4 @@ async def main(folder: Path, port: int, moment: str, count: int) -> None:
 
 if __name__ == "__main__":
     given = sys.argv[1:]
-    asyncio.run(main(Path(given[0]), int(given[1]), given[2], int(given[3])))
+    asyncio.run(main(Path(given[0]), int(given[1]), given[2], int(given[3]), *given[4:]))

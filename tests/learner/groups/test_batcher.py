@@ -22,7 +22,9 @@ def ready(number: int, rewards: list[float], *, oldest: int = 0, requeues: int =
 
 
 def make(*groups: ReadyGroup, staleness: int = 1, drop: bool = False) -> Batcher:
-    batcher = Batcher(groups_per_step=2, max_staleness=staleness, constant="drop" if drop else "mask")
+    batcher = Batcher(
+        groups_per_step=2, max_staleness=staleness, constant="drop" if drop else "mask"
+    )
     for group in groups:
         batcher.add(group)
     return batcher
