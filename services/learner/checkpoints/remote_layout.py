@@ -23,7 +23,7 @@ RANK_FOLDER = "ranks"
 JOURNAL, SPEC, METRICS = "journal.sqlite", "spec.json", "metrics.jsonl"
 
 _STAMP = re.compile(r"e(\d{6,})-s(\d{6,})")
-_MARKER = re.compile(r"e(\d{6,})-([0-9a-z]+)")
+_MARKER = re.compile(r"e(\d{6,})-([0-9A-Za-z-]+)")
 
 
 class LayoutError(ValueError):

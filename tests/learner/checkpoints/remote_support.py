@@ -1,7 +1,9 @@
 """Stores to upload to, and learners that do."""
 
 import asyncio
+import hashlib
 import json
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -96,8 +98,6 @@ class Machine:
 
 
 def digest(data: bytes) -> str:
-    import hashlib
-
     return hashlib.sha256(data).hexdigest()
 
 
@@ -112,6 +112,7 @@ async def train(
 
     Strictly on policy and one worker: what is sampled is a function of the run's seed.
     """
+    os.makedirs(folder, exist_ok=True)
     values: dict[str, Any] = {"max_staleness": 0, "steps": 6, **changes}
     async with (
         learner(
