@@ -26,6 +26,7 @@ from flotilla.learner.v1 import (
 )
 from services.common import rpc
 from services.common.config import parse
+from services.common.fingerprint import TokenizerDigests
 from services.common.host import host_digest
 from services.common.runtime import Runtime
 from services.common.spec import SharedConfig
@@ -102,12 +103,13 @@ async def learner(
     config: LearnerConfig,
     ranks: Ranks | None = None,
     store: RemoteStore | None = None,
+    tokenizer: TokenizerDigests | bytes = TOKENIZER,
 ) -> AsyncGenerator[RunningLearner]:
     address = f"127.0.0.1:{free_port()}"
     runtime = make_runtime(tmp_path, config, listen=address)
     tracker = JsonlTracker(tmp_path / "run" / "metrics.jsonl")
     ranks = ranks or FakeRanks(tmp_path / "weights")
-    vendors = Vendors(ranks, tracker, TOKENIZER, store=store)
+    vendors = Vendors(ranks, tracker, tokenizer, store=store)
     task = asyncio.create_task(run_learner(runtime, vendors))
     try:
         yield RunningLearner(address, runtime, task)
@@ -197,6 +199,11 @@ def failed(
 class FakeWorker:
     """Leases, plays and submits until it is stopped; takes every update at once."""
 
+    # What its engine gives every token of a canary; right is -1.
+    canary = -1.0
+    # And of each token that it samples for a probe; None answers no probe.
+    probed: float | None = None
+
     def __init__(
         self,
         address: str,
@@ -237,17 +244,26 @@ class FakeWorker:
             self.run_epoch = response.run_epoch
             update = response.update
             self.updates.append(update)
-            canary = np.full(len(update.canary_token_ids) // 4 - 1, -1.0, dtype="<f4")
+            canary = np.full(len(update.canary_token_ids) // 4 - 1, self.canary, dtype="<f4")
             report = policy_service_pb2.ReportPolicyRequest(
                 worker_id=self.worker_id,
                 policy=update.policy,
                 canary_logprobs=canary.tobytes(),
                 outcome=policy_service_pb2.UPDATE_OUTCOME_APPLIED,
+                probes=self._answers(update),
             )
             self.policy.CopyFrom(update.policy)
             await asyncio.sleep(self._report_delay_s)
             await self.policies.ReportPolicy(report)
             self.updated.set()
+
+    def _answers(self, update: policy_service_pb2.Update) -> list[policy_service_pb2.ProbeResult]:
+        if self.probed is None:
+            return []
+        ids = np.arange(3, dtype="<i4").tobytes()
+        logprobs = np.full(3, self.probed, dtype="<f4").tobytes()
+        answer = policy_service_pb2.ProbeResult(token_ids=ids, logprobs=logprobs)
+        return [answer] * len(update.probes)
 
     async def poll(self, *, free_attempts: int = 64, request_id: str = "") -> pb.Lease | None:
         request = pb.LeaseGroupRequest(
