@@ -75,7 +75,7 @@ async def run_learner(runtime: Runtime[LearnerConfig], vendors: Vendors) -> None
     try:
         await check_tokenizer_is_the_same(journal, vendors.tokenizer)
         if config.mode == "train":
-            await check_tasks_are_the_same(journal, tasks, config.tasks, runtime.shared.seed)
+            await check_tasks_are_the_same(journal, tasks, config, runtime.shared.seed)
         place = _elsewhere(runtime, vendors.store)
         await remote_claim.check(place, journal, runtime.run_id)
         dispatcher = await start_dispatcher(config, journal, tasks, runtime.shared.seed)

@@ -123,7 +123,7 @@ class LearnerConfig(Model):
     min_group: int = Field(default=2, ge=2)
     # How often one attempt may be tried in all.
     max_tries: int = Field(default=3, ge=1)
-    # How often a dropped task comes back before it is quarantined.
+    # How often a task comes back whose group was dropped, before it is given up.
     max_requeues: int = Field(default=2, ge=0)
     lease_ttl_s: float = Field(default=30.0, gt=0)
     # From the first lease of a group to the moment its work is no longer taken.

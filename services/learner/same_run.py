@@ -1,11 +1,13 @@
 """Whether a learner that goes on with a run has what the run began with."""
 
 import hashlib
+import json
 from collections.abc import Sequence
 
 from services.common.errors import ConfigError
 from services.common.fingerprint import TokenizerDigests
 from services.common.log import get_logger
+from services.learner.config import LearnerConfig
 from services.learner.journal.curriculum import drawn_tasks
 from services.learner.journal.store import Journal
 from services.learner.sampling.tasks import Task
@@ -27,29 +29,35 @@ async def check_tokenizer_is_the_same(journal: Journal, digests: TokenizerDigest
 
 
 async def check_tasks_are_the_same(
-    journal: Journal, tasks: Sequence[Task], path: str, seed: int
+    journal: Journal, tasks: Sequence[Task], config: LearnerConfig, seed: int
 ) -> None:
-    """The order of tasks is a function of the file and the seed.
+    """The order of tasks is a function of the file, the seed and how they are mixed.
 
-    Other tasks are used from here on with a warning. Raises ConfigError when a task that the
+    What differs is used from here on with a warning. Raises ConfigError when a task that the
     run has begun is gone.
     """
     text = "".join(f"{task.key}\n{task.json}\n" for task in tasks)
     digest = hashlib.sha256(text.encode()).hexdigest()
     if await _noted(journal, "seed", seed) != seed:
         _log.error("seed differs from the one that the run began with: tasks come in another order")
+    order = json.dumps([config.groups_per_step, config.sampling.model_dump(mode="json")])
+    if await _noted(journal, "order", order) != order:
+        _log.warning(
+            "learner.sampling or groups_per_step differs from what the run began with: tasks come"
+            " in another order from here on; what was parked or quarantined stays so"
+        )
     if await _noted(journal, "tasks", digest) == digest:
         return
     gone = sorted(await journal.read(drawn_tasks) - {task.key for task in tasks})
     if gone:
         raise ConfigError(
-            f"learner.tasks: {path} is not the file that this run began with: {len(gone)} tasks"
-            f" that the run has sampled are gone, {gone[0]!r} first; restore the file, or start a"
-            " new run"
+            f"learner.tasks: {config.tasks} is not the file that this run began with:"
+            f" {len(gone)} tasks that the run has sampled are gone, {gone[0]!r} first; restore the"
+            " file, or start a new run"
         )
     _log.error(
         "learner.tasks is not the file that the run began with: its tasks are used from here on",
-        path=path,
+        path=config.tasks,
     )
 
 

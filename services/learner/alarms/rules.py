@@ -42,6 +42,7 @@ class StepRules:
             *self._entropy(facts),
             *self._skipped(facts),
             *self._given_up(facts),
+            *self._quarantine(facts),
         ]
 
     def _signal(self, facts: StepFacts) -> Iterable[Verdict]:
@@ -213,6 +214,24 @@ class StepRules:
                 " take them out of the task file",
                 tasks,
                 limit,
+            )
+
+    def _quarantine(self, facts: StepFacts) -> Iterable[Verdict]:
+        ending = "/quarantine_refused"
+        names = [n for n in facts.metrics if n.startswith("sampling/") and n.endswith(ending)]
+        for name in names:
+            env = name.removeprefix("sampling/").removesuffix(ending)
+            tasks = self._level(f"quarantine/{env}", facts.metrics[name]).total
+            yield Verdict(
+                "quarantine_stopped",
+                env,
+                tasks > 0,
+                f"{tasks:.0f} of its tasks cannot be graded within {self._config.window} steps, but"
+                " are not quarantined: as many as learner.sampling.quarantine_share allows are",
+                "It is rather the environment or its verifier that does not work: see"
+                " logs/env_gateway-0.log, and grade one attempt by hand (flotilla env try)",
+                tasks,
+                severity=Severity.ERROR,
             )
 
     def _ratio(self, name: str, step: int, part: int, whole: int) -> Ratio:

@@ -113,11 +113,12 @@ def staleness_metrics(batch: Batch, version: int, tally: Tally) -> dict[str, flo
 
 
 def failure_metrics(counters: Counters) -> dict[str, float]:
-    """`failures/{kind}`: failed tries by kind, dropped groups by reason, and tasks that were
-    given up, since last time."""
+    """`failures/{kind}`: failed tries by kind, those of them that the env_gateway refused to open,
+    dropped groups by reason, and tasks that were given up, since last time."""
     metrics = {f"failures/{kind}": float(n) for kind, n in counters.failures.items()}
     for reason, count in counters.dropped_groups.items():
         metrics[f"failures/group_{reason}"] = float(count)
+    metrics["failures/refused_by_gateway"] = float(counters.refused.total())
     metrics["failures/quarantined_tasks"] = float(counters.quarantined)
     metrics["async/dropped_stale"] = float(counters.dropped_groups["stale"])
     return metrics

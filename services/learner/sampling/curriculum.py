@@ -72,7 +72,7 @@ class Curriculum:
         self._events: list[Event] = []
         self._dirty: dict[str, TaskState] = {}
         self._condemned: dict[str, str] = {}
-        self._counts: Counter[EventKind] = Counter()
+        self._counts: Counter[tuple[str, EventKind]] = Counter()
 
     # --- drawing
 
@@ -146,8 +146,8 @@ class Curriculum:
         """Whole passes over each environment's tasks."""
         return {env: passes.cursor.turn for env, passes in self._passes.items()}
 
-    def take_counts(self) -> Counter[EventKind]:
-        """Events since last asked."""
+    def take_counts(self) -> Counter[tuple[str, EventKind]]:
+        """Events of each environment since last asked."""
         taken, self._counts = self._counts, Counter()
         return taken
 
@@ -222,7 +222,7 @@ class Curriculum:
 
     def _note(self, state: TaskState, kind: EventKind, reason: str) -> None:
         self._events.append(Event(state.task, state.env, kind, reason))
-        self._counts[kind] += 1
+        self._counts[state.env, kind] += 1
         facts = {"task": state.task, "env": state.env, "reason": reason}
         if kind is EventKind.QUARANTINE_REFUSED:
             _log.error(

@@ -19,7 +19,7 @@ def sampling_metrics(curriculum: Curriculum, step: int, batch: Batch) -> dict[st
     - lacking_groups: places of the step that were taken by groups without signal all the same
     - by environment share and trained_share: its part of all groups of the step, and of those
       that are trained on; passes: whole passes over its tasks; parked_tasks and
-      quarantined_tasks: how many are so now
+      quarantined_tasks: how many are so now; quarantine_refused as above
     """
     counts, standings = curriculum.take_counts(), curriculum.standings
     metrics = {
@@ -28,7 +28,8 @@ def sampling_metrics(curriculum: Curriculum, step: int, batch: Batch) -> dict[st
         "sampling/replaced_groups": float(batch.replaced),
         "sampling/lacking_groups": float(batch.lacking),
     }
-    metrics.update({f"sampling/{kind}": float(counts[kind]) for kind in EventKind})
+    for kind in EventKind:
+        metrics[f"sampling/{kind}"] = float(sum(n for (_, k), n in counts.items() if k is kind))
     sampled = Counter(group.spec.task.env_key for group in batch.all_groups)
     trained = Counter(group.spec.task.env_key for group in batch.groups)
     for env, turns in curriculum.passes().items():
@@ -38,6 +39,8 @@ def sampling_metrics(curriculum: Curriculum, step: int, batch: Batch) -> dict[st
         metrics[f"{prefix}/trained_share"] = trained[env] / max(1, trained.total())
         metrics[f"{prefix}/passes"] = float(turns)
         metrics[f"{prefix}/parked_tasks"] = float(parked)
+        refused = counts[env, EventKind.QUARANTINE_REFUSED]
+        metrics[f"{prefix}/quarantine_refused"] = float(refused)
         metrics[f"{prefix}/quarantined_tasks"] = float(standings[env, Standing.QUARANTINED])
     _log.info("step composition", step=step, sampled=dict(sampled), trained=dict(trained))
     return metrics

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def test_signal_is_in_the_rewards_of_graded_attempts_alone() -> None:
     assert not ready(1, [0.5, 0.25]).constant
 
 
-async def play(worker: FakeWorker, rewards: list[float]) -> str:
+async def play(worker: FakeWorker, rewards: Sequence[float]) -> str:
     lease = await lease_for(worker, pb.PURPOSE_TRAIN)
     for attempt, reward in zip(lease.attempts, rewards, strict=True):
         await worker.submit(graded(lease, attempt, worker.policy, reward=reward))

@@ -13,8 +13,8 @@ from tests.learner.sampling.support import config
 SIZES = {"a": 700, "b": 200, "c": 100, "d": 1}
 
 
-def mixture(window: int, *, seed: int = 0, **values: object) -> Mixture:
-    return Mixture(SIZES, config(**values), window=window, seed=seed)
+def mixture(window: int, **values: object) -> Mixture:
+    return Mixture(SIZES, config(**values), window=window, seed=0)
 
 
 def totals(mixed: Mixture, windows: int) -> Counter[str]:
