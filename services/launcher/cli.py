@@ -43,11 +43,12 @@ def train(
         bool,
         typer.Option(
             "--resume",
-            help="Go on with the newest run of this spec, or with RUN_ID.",
+            help="Go on with the newest run of this spec, with RUN_ID, or from the URL that its"
+            " checkpoints are uploaded to.",
         ),
     ] = False,
     run_id: Annotated[
-        str | None, typer.Argument(metavar="[RUN_ID]", help="The run to resume.")
+        str | None, typer.Argument(metavar="[RUN_ID|URL]", help="The run to resume.")
     ] = None,
     runs: Runs = RUNS,
 ) -> None:
@@ -57,7 +58,8 @@ def train(
     `--rollout.engine.max_num_seqs=128`.
 
     Ctrl-C stops every process in good order and prints the command that goes on from there; a
-    second Ctrl-C stops at once. Exit code: 0 completed, 1 failed, 2 bad spec, 130 interrupted.
+    second Ctrl-C stops at once. A run that cannot be resumed is never begun anew in its place. Exit
+    code: 0 completed, 1 failed, 2 bad spec, 130 interrupted.
     """
     from services.launcher.console import train as command
 

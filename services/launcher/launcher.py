@@ -15,6 +15,7 @@ from services.common.config import ConfigError
 from services.common.errors import ServiceError
 from services.launcher import plan as plans
 from services.launcher import preflight
+from services.launcher.adopt import adopted, what_is_gone
 from services.launcher.plan import BadSpecError, Plan
 from services.launcher.ports import Backend, BackendError, Launch, Offer
 from services.launcher.runs import LEARNER, ReplicaState, Run, RunMode, RunState
@@ -137,10 +138,13 @@ class Launcher:
         return plan, run_id
 
     def _resumable(self, run_id: str, mode: RunMode, spec_json: str) -> StoredRun:
-        stored = self.get(run_id)
+        stored = self.store.get(run_id) or adopted(self.folder, run_id) or self.get(run_id)
         if not stored.run.state.ended:
             message = f"run {run_id} is {stored.run.state}; stop it first"
             raise refuse(StatusCode.ALREADY_EXISTS, "RUN_ACTIVE", message)
+        if gone := what_is_gone(self.folder, run_id):
+            message = f"run {run_id} cannot go on: {gone}; restore it, or start a new run"
+            raise refuse(StatusCode.FAILED_PRECONDITION, "NOT_RESUMABLE", message)
         complete = stored.run.state is RunState.COMPLETED and stored.run.mode is RunMode.TRAIN
         if complete and mode is RunMode.TRAIN and not spec_json:
             message = f"run {run_id} is complete; to go on, give it a spec with more steps"

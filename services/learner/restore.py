@@ -17,7 +17,7 @@ from services.common.spec import parse_shared
 from services.learner.adapters.remote_fsspec import open_store
 from services.learner.checkpoints.remote_mend import Restored
 from services.learner.checkpoints.remote_restore import RestoreError, restore
-from services.learner.config import LearnerConfig
+from services.learner.config import CheckpointConfig
 from services.learner.ports import RemoteError
 
 OK, UNABLE, RETRYABLE = 0, 2, 3
@@ -51,8 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _restore(url: str, path: Path, runs: Path, overrides: Sequence[str]) -> Restored:
     spec = load_spec(path, overrides)
     name = parse_shared(spec, where=str(path)).name
-    config = parse(LearnerConfig, spec.get("learner", {}), where=f"{path} [learner]")
-    store = open_store(url, config.checkpoint.remote_options)
+    # The rest of the table is for a learner that goes on, and that reads the run's own spec.
+    table = dict(spec.get("learner", {})).get("checkpoint", {})
+    config = parse(CheckpointConfig, table, where=f"{path} [learner.checkpoint]")
+    store = open_store(url, config.remote_options)
     return restore(store, runs, name=name)
 
 

@@ -15,7 +15,9 @@ from services.common import rpc
 from services.common.config import canonical_json, load_spec
 from services.common.errors import ConfigError
 from services.common.spec import parse_shared
+from services.launcher.adopt import adopted
 from services.launcher.console import prepare, report
+from services.launcher.console import restore as restoring
 from services.launcher.console.connection import LauncherError
 from services.launcher.console.follow import Outcome, Wish, run_to_end
 from services.launcher.console.interrupts import InterruptedByUserError, Interrupts
@@ -49,9 +51,14 @@ def train(
             again = f"{again} --runs {runs}"
         if not resume:
             return Request(spec, Wish(canonical_json(spec), pb.RUN_MODE_TRAIN), again)
-        stored = _stored(runs, run_id) if run_id else _newest(runs, name)
+        chosen = run_id
+        if chosen and restoring.is_url(chosen):
+            chosen = restoring.restore(chosen, path, runs, overrides, console)
+        stored = _stored(runs, chosen) if chosen else _newest(runs, name)
         if stored is None:
             raise ConfigError(f"there is no run {run_id or f'of spec {name!r}'} in {runs}")
+        if stored.run.name != name:
+            raise ConfigError(f"run {chosen} is of spec {stored.run.name!r}, not of {name!r}")
         spec = _changed(stored, overrides) if overrides else json.loads(stored.spec_json)
         text = canonical_json(spec) if overrides else ""
         return Request(spec, Wish(text, pb.RUN_MODE_TRAIN, stored.run.run_id), again)
@@ -85,7 +92,7 @@ def _main(request: Any, runs: Path, console: Console) -> int:
         return _run(_carry_out(request(), runs, console))
     except ConfigError as error:
         return _fail(console, str(error), BAD_SPEC)
-    except (LauncherError, prepare.PrepareError) as error:
+    except (LauncherError, prepare.PrepareError, restoring.RestoreFailedError) as error:
         return _fail(console, str(error), FAILED)
     except grpc.aio.AioRpcError as error:
         known = rpc.service_error(error)
@@ -148,7 +155,8 @@ def _ledger(runs: Path) -> list[StoredRun]:
 
 
 def _stored(runs: Path, run_id: str) -> StoredRun | None:
-    return next((s for s in _ledger(runs) if s.run.run_id == run_id), None)
+    known = next((s for s in _ledger(runs) if s.run.run_id == run_id), None)
+    return known or adopted(runs, run_id)
 
 
 def _newest(runs: Path, name: str) -> StoredRun | None:

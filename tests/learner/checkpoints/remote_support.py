@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,15 +53,42 @@ def no_wait(seconds: float) -> bool:
     return False
 
 
+class Unreliable:
+    """A store that does not do everything: `fault` is called before anything is."""
+
+    def __init__(self, store: RemoteStore, fault: Callable[[str, str], None]) -> None:
+        self._store = store
+        self._fault = fault
+
+    def __getattr__(self, name: str) -> Any:
+        own = getattr(self._store, name)
+        if not callable(own):
+            return own
+
+        def call(*arguments: Any) -> Any:
+            self._fault(name, " ".join(str(argument) for argument in arguments))
+            return own(*arguments)
+
+        return call
+
+
+def unreliable(store: RemoteStore, fault: Callable[[str, str], None]) -> Any:
+    """A store that does what another does, unless `fault` raises."""
+    return Unreliable(store, fault)
+
+
 class Machine:
     """A run's folder on one machine, with checkpoints that no ranks have written."""
 
-    def __init__(self, folder: Path, store: RemoteStore, *, run_epoch: int = 1) -> None:
+    def __init__(
+        self, folder: Path, store: RemoteStore, *, run_epoch: int = 1, spec: str = SPEC
+    ) -> None:
         self.run_dir = folder
+        self.spec = spec
         self.store = store
         self.run_epoch = run_epoch
         self.who = Identity(RUN_ID, run_epoch, f"incarnation{run_epoch}")
-        self.place = Elsewhere(store, folder, SPEC, keep=2)
+        self.place = Elsewhere(store, folder, spec, keep=2)
         self.uploader = Uploader(store, self.who, folder, keep=2, wait=no_wait)
 
     async def make(self, step: int, files: dict[str, bytes] | None = None) -> CheckpointRow:
@@ -82,7 +109,7 @@ class Machine:
         return CheckpointRow(step, str(directory), sha256)
 
     def stage(self, row: CheckpointRow) -> Staged:
-        source = Source(row, self.run_dir, self.run_dir / FILE_NAME, SPEC)
+        source = Source(row, self.run_dir, self.run_dir / FILE_NAME, self.spec)
         return stage(source, Stamp(self.run_epoch, row.step), lambda: None)
 
     async def upload(self, step: int) -> Staged:

@@ -22,8 +22,13 @@ from services.learner.checkpoints.remote_layout import Marker
 from services.learner.checkpoints.remote_restore import restore
 from services.learner.checkpoints.remote_upload import FencedError
 from services.learner.ports import RemoteError, RemoteRefusedError
-from tests.learner.checkpoints.remote_support import RUN_ID, manifests, query, train
-from tests.learner.checkpoints.test_remote_upload import Flaky
+from tests.learner.checkpoints.remote_support import (
+    RUN_ID,
+    manifests,
+    query,
+    train,
+    unreliable,
+)
 from tests.learner.support import FakeWorker, RunningLearner, learner, make_config
 
 EVERY = {"every": 2, "keep": 2}
@@ -123,7 +128,7 @@ async def test_an_upload_that_a_kill_cut_off_is_made_by_the_next_start(
             hang.set()
             raise RemoteError("cut off")
 
-    async with training(tmp_path, Flaky(store, fault)):
+    async with training(tmp_path, unreliable(store, fault)):
         await asyncio.to_thread(hang.wait, 20)
     assert "e000001-s000006" not in manifests(store)
     assert (tmp_path / "run" / "uploads" / "e000001-s000006").exists()
@@ -145,7 +150,7 @@ async def test_the_end_waits_for_the_last_upload_and_training_for_none(
                 return
             time.sleep(0.005)
 
-    await train(tmp_path, Flaky(store, fault), checkpoint=EVERY)
+    await train(tmp_path, unreliable(store, fault), checkpoint=EVERY)
     # While the first was under way, the second was superseded by the third.
     assert manifests(store) == ["e000001-s000002", "e000001-s000006"]
 
@@ -158,7 +163,7 @@ async def test_a_last_upload_that_fails_ends_the_learner_with_an_error(
             raise RemoteRefusedError("no permission")
 
     with pytest.raises(UploadError, match=r"the last checkpoint is not at memory.*no permission"):
-        await train(tmp_path, Flaky(store, refuse), checkpoint=EVERY)
+        await train(tmp_path, unreliable(store, refuse), checkpoint=EVERY)
     assert manifests(store)[-1] < "e000001-s000006"
 
     def slow(call: str, what: str) -> None:
@@ -166,7 +171,7 @@ async def test_a_last_upload_that_fails_ends_the_learner_with_an_error(
             raise RemoteError("slow down")
 
     with pytest.raises(UploadError, match=r"slow down|it takes more than 1 s"):
-        await train(tmp_path, Flaky(store, slow), checkpoint={**EVERY, "remote_exit_s": 1})
+        await train(tmp_path, unreliable(store, slow), checkpoint={**EVERY, "remote_exit_s": 1})
     await train(tmp_path, store, checkpoint=EVERY)
     assert manifests(store)[-1] == "e000003-s000006"
 
@@ -212,7 +217,7 @@ async def test_a_store_that_cannot_be_asked_ends_the_start(
         raise RemoteRefusedError("no permission")
 
     with pytest.raises(RemoteRefusedError, match="no permission"):
-        await train(tmp_path, Flaky(store, refuse), checkpoint=EVERY)
+        await train(tmp_path, unreliable(store, refuse), checkpoint=EVERY)
 
 
 async def test_uploads_are_measured(store: FsspecStore, tmp_path: Path) -> None:

@@ -31,33 +31,21 @@ from services.learner.checkpoints.remote_upload import (
 )
 from services.learner.journal.store import FILE_NAME
 from services.learner.ports import RemoteError, RemoteRefusedError
-from tests.learner.checkpoints.remote_support import RUN_ID, Machine, manifests, no_wait
-
-
-class Flaky:
-    """A store that does not do everything: `fault` is called before anything is."""
-
-    def __init__(self, store: FsspecStore, fault: Callable[[str, str], None]) -> None:
-        self._store = store
-        self._fault = fault
-
-    def __getattr__(self, name: str) -> Any:
-        own = getattr(self._store, name)
-        if not callable(own):
-            return own
-
-        def call(*arguments: Any) -> Any:
-            self._fault(name, " ".join(str(argument) for argument in arguments))
-            return own(*arguments)
-
-        return call
+from tests.learner.checkpoints.remote_support import (
+    RUN_ID,
+    Machine,
+    Unreliable,
+    manifests,
+    no_wait,
+    unreliable,
+)
 
 
 async def test_the_manifest_comes_last_and_names_what_is_there(
     s3: FsspecStore, tmp_path: Path
 ) -> None:
     order: list[str] = []
-    flaky: Any = Flaky(s3, lambda call, what: order.append(f"{call} {what}"))
+    flaky = unreliable(s3, lambda call, what: order.append(f"{call} {what}"))
     await Machine(tmp_path, flaky).upload(20)
     written = [line for line in order if line.split()[0] in ("write", "upload")]
     assert written[-1].startswith("write manifests/e000001-s000020.json")
@@ -84,7 +72,7 @@ async def test_files_of_an_interrupted_upload_are_no_checkpoint_and_go_with_the_
         if call == "upload" and "ranks/sub" in what:
             raise KeyboardInterrupt
 
-    flaky: Any = Flaky(s3, die)
+    flaky = unreliable(s3, die)
     cut_off = Uploader(flaky, machine.who, tmp_path, keep=2, wait=no_wait)
     staged = machine.stage(await machine.make(20))
     with pytest.raises(KeyboardInterrupt):
@@ -119,7 +107,7 @@ async def test_as_many_are_kept_as_should_be_and_a_manifest_goes_before_its_file
         if call == "remove":
             removed.append(what)
 
-    flaky: Any = Flaky(store, note)
+    flaky = unreliable(store, note)
     machine = Machine(tmp_path, flaky)
     for step in (10, 20, 30):
         await machine.upload(step)
@@ -140,7 +128,7 @@ async def test_a_failed_request_is_repeated_and_one_that_is_refused_is_not(
         if call == "upload" and "model.bin" in what and (error := next(failures, None)):
             raise error
 
-    flaky: Any = Flaky(store, fail)
+    flaky = unreliable(store, fail)
     await Machine(tmp_path, flaky).upload(10)
     assert manifests(store) == ["e000001-s000010"]
     asked = 0
@@ -174,7 +162,7 @@ def test_pauses_between_requests_grow_and_end_with_the_learner() -> None:
 async def test_what_arrives_changed_is_sent_again(store: FsspecStore, tmp_path: Path) -> None:
     sent = 0
 
-    class Garbling(Flaky):
+    class Garbling(Unreliable):
         def upload(self, path: Path, name: str, count: Callable[[int], None]) -> None:
             nonlocal sent
             sent += name.endswith("model.bin")
@@ -248,7 +236,7 @@ async def test_an_epoch_that_begins_during_an_upload_keeps_its_manifest_away(
         if call == "upload" and "ranks/" in what:
             store.write(marker.name, marker.encode())
 
-    flaky: Any = Flaky(store, begin)
+    flaky = unreliable(store, begin)
     zombie = Machine(tmp_path, flaky, run_epoch=3)
     with pytest.raises(FencedError):
         await zombie.upload(20)
