@@ -122,16 +122,22 @@ def read_model(config: PolicyConfig, source: str | Path | None = None) -> PreTra
     try:
         settings = AutoConfig.from_pretrained(place, **options)
         apply_rope_scaling(settings, config)
-        return AutoModelForCausalLM.from_pretrained(
+        model, loading = AutoModelForCausalLM.from_pretrained(
             place,
             config=settings,
             dtype=torch.float32,
             attn_implementation=attention.NAME,
             use_safetensors=True,
+            output_loading_info=True,
             **options,
         )
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(f"policy.model {place!r} cannot be loaded: {error}") from error
+    if loading["missing_keys"]:
+        # transformers would go on with random numbers in their place.
+        missing = sorted(loading["missing_keys"])
+        raise ModelError(f"policy.model {place!r} has no weights for {', '.join(missing[:5])}")
+    return model
 
 
 def _refuse_pickle(folder: Path) -> None:

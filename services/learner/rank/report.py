@@ -12,7 +12,7 @@ from services.learner.rank import histograms
 from services.learner.rank.gradients import Sums
 from services.learner.rank.preparation import Example, Prepared
 from services.learner.rank.rows import ByRow
-from services.learner.rank.updates import History
+from services.learner.rank.updates import History, Outcome
 from services.learner.types import Histogram, TrainBatch, VersionMismatch
 
 
@@ -30,14 +30,15 @@ def policy_metrics(history: History, mini_batches: int, lr: float) -> dict[str, 
     """Of the updates that were made.
 
     - policy/loss: mean over the first epoch's mini-batches
-    - policy/entropy, policy/clip_ratio: means over the tokens trained on in it; entropy in nats
+    - policy/entropy: mean over the tokens trained on in it, in nats
+    - policy/clip_ratio: share of the tokens, over all updates, where the loss's clip took effect
     - policy/grad_norm: mean over updates, before clipping
     - policy/updates, policy/skipped: updates made, and refused
     - mismatch/masked_fraction, mismatch/masked_sequences, policy/correction_weight: of tokens and
       sequences that a correction masked, and its mean weight
     """
-    sums = sum((outcome.sums for outcome in history.made_first), Sums())
-    seen = sums.objective
+    sums = _sums(history.made_first)
+    seen, ever = sums.objective, _sums(history.made).objective
     updates = [outcome.policy for outcome in history.made if outcome.policy is not None]
     found = {
         "policy/loss": sums.loss / max(1, mini_batches),
@@ -50,7 +51,7 @@ def policy_metrics(history: History, mini_batches: int, lr: float) -> dict[str, 
         return found
     return found | {
         "policy/entropy": sums.entropy / seen.tokens,
-        "policy/clip_ratio": seen.clipped / seen.tokens,
+        "policy/clip_ratio": ever.clipped / ever.tokens,
         "policy/correction_weight": seen.weight / seen.tokens,
         "mismatch/masked_fraction": seen.masked / seen.tokens,
         "mismatch/masked_sequences": seen.masked_sequences / seen.sequences,
@@ -59,7 +60,7 @@ def policy_metrics(history: History, mini_batches: int, lr: float) -> dict[str, 
 
 def kl_metrics(history: History) -> dict[str, float]:
     """policy/kl: the estimate of KL(policy || reference), mean over the first epoch's tokens."""
-    seen = sum((outcome.sums for outcome in history.made_first), Sums()).objective
+    seen = _sums(history.made_first).objective
     return {"policy/kl": seen.kl / seen.tokens} if seen.tokens else {}
 
 
@@ -67,16 +68,15 @@ def critic_metrics(history: History, examples: Sequence[Example]) -> dict[str, f
     """policy/value_loss and policy/value_clip_ratio as their namesakes of the policy;
     policy/value_explained_variance = 1 - var(return - value) / var(return), over the tokens
     trained on, with the values before the step; 0 where returns do not vary."""
-    first = history.made_first
-    sums = sum((outcome.sums for outcome in first), Sums())
+    sums, ever = _sums(history.made_first), _sums(history.made)
     updates = [outcome.critic for outcome in history.made if outcome.critic is not None]
     returns = _flat([e.returns for e in examples if e.returns is not None])
     values = _flat([e.values for e in examples if e.values is not None])
     spread = float(returns.var()) if len(returns) else 0.0
     left = float((returns - values).var()) if spread else 0.0
     return {
-        "policy/value_loss": sums.value_loss / max(1, len(first)),
-        "policy/value_clip_ratio": sums.value_clipped / max(1, sums.value_tokens),
+        "policy/value_loss": sums.value_loss / max(1, len(history.made_first)),
+        "policy/value_clip_ratio": ever.value_clipped / max(1, ever.value_tokens),
         "policy/value_grad_norm": _mean([update.grad_norm for update in updates]),
         "policy/value_explained_variance": 1 - left / spread if spread else 0.0,
     }
@@ -140,6 +140,10 @@ def step_histograms(
         "policy/response_tokens": ([list(lengths.values())], histograms.LENGTHS),
     }
     return {name: histograms.histogram(*pair) for name, pair in values.items()}
+
+
+def _sums(outcomes: Sequence[Outcome]) -> Sums:
+    return sum((outcome.sums for outcome in outcomes), Sums())
 
 
 def _pair(

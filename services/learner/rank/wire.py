@@ -6,8 +6,9 @@ safetensors file in shared memory, rewritten for every batch and read by every r
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -134,14 +135,14 @@ def write_batch(path: Path, batch: TrainBatch) -> Message:
 def read_batch(message: Message) -> TrainBatch:
     """The batch that `write_batch` described."""
     arrays = safetensors_numpy.load_file(message["path"])
-    ends = np.cumsum(message["lengths"], dtype=np.int64)[:-1]
+    lengths = message["lengths"]
     columns = zip(
         message["group_id"],
         message["attempt_index"],
         message["reward"],
-        np.split(arrays["token_ids"], ends),
-        np.split(arrays["policy_mask"].astype(np.bool_), ends),
-        np.split(arrays["behaviour_logprobs"], ends),
+        _parts(arrays["token_ids"], lengths),
+        _parts(arrays["policy_mask"].astype(np.bool_), lengths),
+        _parts(arrays["behaviour_logprobs"], lengths),
         message["temperature"],
         message["staleness"],
         [StopReason(reason) for reason in message["stop_reason"]],
@@ -155,6 +156,11 @@ def _joined(parts: list[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
     if not parts:
         return np.zeros(0, dtype)
     return np.concatenate(parts).astype(dtype, copy=False)
+
+
+def _parts(joined: NDArray[Any], lengths: Sequence[int]) -> list[NDArray[Any]]:
+    ends = np.cumsum([0, *lengths], dtype=np.int64).tolist()
+    return [joined[start:end] for start, end in pairwise(ends)]
 
 
 def encode_model_info(info: ModelInfo) -> Message:

@@ -1,5 +1,7 @@
 """Tiny random models and batches for the rank's tests."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ from services.learner.rank.config import RankConfig
 from services.learner.rank.model import Policy, load
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.step import Trainer
-from services.learner.types import TrainBatch, TrainSequence
+from services.learner.types import StepResult, TrainBatch, TrainSequence
 from tests.learner.rank.configs import policy_config
 
 VOCAB = 97
@@ -114,6 +116,52 @@ def make_trainer(
     settings = OptimizerConfig.model_validate({"lr": 1e-2, **optimizer})
     adamw = Optimizer(policy.named_parameters(), settings, offload=offload)
     return policy, adamw, Trainer(policy, adamw, algorithm or AlgorithmConfig(), rank)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A trained policy, and what its last step said."""
+
+    policy: Policy
+    result: StepResult
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        return self.result.metrics
+
+    def gain(self, before: Policy, sequences: Sequence[TrainSequence]) -> float:
+        """By how much likelier the sequences have become, in all."""
+        return sum(gain(self.policy, before, sequence) for sequence in sequences)
+
+
+def train(
+    folder: Path,
+    batch: TrainBatch,
+    *,
+    lr: float = 1e-3,
+    steps: int = 1,
+    **algorithm: object,
+) -> Step:
+    """Trains a fresh policy on the same batch so many times over."""
+    config = AlgorithmConfig.model_validate(algorithm)
+    policy, _, trainer = make_trainer(folder, algorithm=config)
+    for step in range(1, steps):
+        trainer.train(replace(batch, step=step), lr)
+    return Step(policy, trainer.train(replace(batch, step=steps), lr))
+
+
+def changed(batch: TrainBatch, **values: object) -> TrainBatch:
+    """The batch with some fields of every sequence set to others."""
+    return replace(batch, sequences=tuple(replace(s, **values) for s in batch.sequences))  # pyright: ignore[reportArgumentType]
+
+
+def gain(after: Policy, before: Policy, sequence: TrainSequence) -> float:
+    """By how much the logprobs of the sequence's policy tokens have grown."""
+    found = [
+        reference_logprobs(policy, sequence.token_ids, sequence.temperature)
+        for policy in (after, before)
+    ]
+    return float((found[0] - found[1])[sequence.policy_mask[1:]].sum())
 
 
 def parameters(policy: Policy) -> dict[str, torch.Tensor]:

@@ -1,8 +1,11 @@
+import shutil
+import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -99,6 +102,35 @@ def test_a_head_that_is_more_than_a_matrix_is_refused(model_folder: Path) -> Non
     model.lm_head = head
     with pytest.raises(ModelError, match="more than a matrix product"):
         prepare(model, torch.float32, RankConfig())
+
+
+def test_pickled_weights_are_refused_unread(model_folder: Path, tmp_path: Path) -> None:
+    shutil.copy(model_folder / "config.json", tmp_path)
+    weights = tmp_path / "pytorch_model.bin"
+    weights.write_bytes(b"cos\nsystem\n(S'touch pwned'\ntR.")
+    with pytest.raises(ModelError, match=r"pickled weights \(pytorch_model\.bin\).*convert it"):
+        load(policy_config(tmp_path), RankConfig())
+    # Beside safetensors it is not looked at.
+    shutil.copy(model_folder / "model.safetensors", tmp_path)
+    load(policy_config(tmp_path), RankConfig())
+
+
+def test_damaged_weights_are_named(model_folder: Path, tmp_path: Path) -> None:
+    shutil.copy(model_folder / "config.json", tmp_path)
+    whole = (model_folder / "model.safetensors").read_bytes()
+    for damaged in (whole[:-1], b"\xff" * 64, struct.pack("<Q", 2**31) + whole[8:]):
+        (tmp_path / "model.safetensors").write_bytes(damaged)
+        with pytest.raises(ModelError, match=r"policy\.model .* cannot be loaded"):
+            load(policy_config(tmp_path), RankConfig())
+
+
+def test_a_model_that_lacks_weights_is_not_made_up(model_folder: Path, tmp_path: Path) -> None:
+    shutil.copy(model_folder / "config.json", tmp_path)
+    tensors = load_file(model_folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"has no weights for model\.layers\.1\.mlp\.up_proj"):
+        load(policy_config(tmp_path), RankConfig())
 
 
 def test_a_missing_model_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,55 @@
+"""What is said over the channel arrives as it was sent."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from services.learner.rank import wire
+from services.learner.types import (
+    Histogram,
+    StepResult,
+    StepSettings,
+    StopReason,
+    TrainBatch,
+    VersionMismatch,
+)
+from tests.learner.rank.support import make_batch
+
+
+def through(message: wire.Message) -> wire.Message:
+    return wire.decode_body(wire.encode_frame(message)[wire.HEADER.size :])
+
+
+def test_a_batch_arrives_whole(tmp_path: Path) -> None:
+    made = make_batch(shift=0.1)
+    sequences = tuple(
+        replace(s, stop_reason=reason, staleness=index, temperature=0.1 * index)
+        for index, (s, reason) in enumerate(zip(made.sequences, [*StopReason] * 3, strict=False))
+    )
+    batch = TrainBatch(7, sequences, StepSettings(ratio_limit=3.5))
+    found = wire.read_batch(through(wire.write_batch(tmp_path / "batch", batch)))
+    assert (found.step, found.settings) == (7, batch.settings)
+    assert len(found.sequences) == len(sequences)
+    for got, sent in zip(found.sequences, sequences, strict=True):
+        for name in ("token_ids", "policy_mask", "behaviour_logprobs"):
+            np.testing.assert_array_equal(getattr(got, name), getattr(sent, name))
+        for name in ("group_id", "attempt_index", "reward", "temperature", "staleness"):
+            assert getattr(got, name) == getattr(sent, name)
+        assert got.stop_reason is sent.stop_reason
+
+
+def test_an_empty_batch_arrives_too(tmp_path: Path) -> None:
+    batch = TrainBatch(1, ())
+    assert wire.read_batch(through(wire.write_batch(tmp_path / "batch", batch))) == batch
+
+
+def test_a_result_arrives_whole() -> None:
+    result = StepResult(
+        metrics={"policy/loss": 0.1 + 0.2},
+        seconds=1.5,
+        skipped=True,
+        histograms={"policy/advantage": Histogram((0.0, 0.1, 2.0), (3, 4))},
+        versions={12: VersionMismatch(5, 0.1, 0.2, 0.3, float("inf"))},
+    )
+    assert wire.decode_step_result(through(wire.encode_step_result(result))) == result
