@@ -27,6 +27,7 @@ _MAX_SEQUENCES = 256
 _MAX_TURNS = 4096
 _MAX_DETAIL = 2000
 _MAX_REWARD = 1e6
+_MIN_LOGPROB = -1e4
 
 
 class MalformedError(ValueError):
@@ -47,8 +48,8 @@ class Assembly:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._header: trajectory_pb2.TrajectoryHeader | None = None
-        self._token_ids: list[list[bytes]] = []
-        self._logprobs: list[list[bytes]] = []
+        self._token_ids: list[bytearray] = []
+        self._logprobs: list[bytearray] = []
         self._received = 0
         self._end: bytes | None = None
 
@@ -71,8 +72,8 @@ class Assembly:
         header = self._header
         if header is None or self._end is None:
             raise MalformedError("the stream broke off before its end part")
-        token_ids = [b"".join(parts) for parts in self._token_ids]
-        logprobs = [b"".join(parts) for parts in self._logprobs]
+        token_ids = [bytes(array) for array in self._token_ids]
+        logprobs = [bytes(array) for array in self._logprobs]
         digest = hashlib.sha256()
         for ids, scores in zip(token_ids, logprobs, strict=True):
             digest.update(ids)
@@ -98,18 +99,22 @@ class Assembly:
                     f" 1 to {self._limits.max_tokens} are allowed"
                 )
         self._header = header
-        self._token_ids = [[] for _ in range(count)]
-        self._logprobs = [[] for _ in range(count)]
+        self._token_ids = [bytearray() for _ in range(count)]
+        self._logprobs = [bytearray() for _ in range(count)]
         self._expected = sum(8 * sequence.token_count for sequence in header.sequences)
 
     def _extend(self, chunk: trajectory_pb2.SequenceChunk) -> None:
         if chunk.sequence_index >= len(self._token_ids):
             raise MalformedError(f"chunk of sequence {chunk.sequence_index}, which has no header")
-        self._received += len(chunk.token_ids) + len(chunk.logprobs)
+        size = len(chunk.token_ids) + len(chunk.logprobs)
+        if not size:
+            # A stream of these would never come to its end.
+            raise MalformedError("a chunk is empty")
+        self._received += size
         if self._received > self._expected:
             raise MalformedError("the chunks hold more than the header announced")
-        self._token_ids[chunk.sequence_index].append(chunk.token_ids)
-        self._logprobs[chunk.sequence_index].append(chunk.logprobs)
+        self._token_ids[chunk.sequence_index].extend(chunk.token_ids)
+        self._logprobs[chunk.sequence_index].extend(chunk.logprobs)
 
 
 def policy_id(message: policy_pb2.PolicyId) -> PolicyId:
@@ -162,9 +167,22 @@ def _sequence(
     written = sum(span.length for span in spans if span.author is Author.POLICY)
     if len(logprobs) != written:
         raise MalformedError(f"{where}: {len(logprobs)} logprobs for {written} policy tokens")
-    if written and not (np.isfinite(logprobs).all() and logprobs.max() <= 0):
-        raise MalformedError(f"{where}: logprobs must be finite and at most 0")
+    _check_logprobs(logprobs, where)
     return Sequence(token_ids, spans, logprobs)
+
+
+def _check_logprobs(logprobs: NDArray[np.float32], where: str) -> None:
+    """What no softmax in float32 says of a token that was sampled: most bytes in another order
+    or of another type look so."""
+    if not (np.isfinite(logprobs).all() and (logprobs <= 0).all()):
+        raise MalformedError(f"{where}: logprobs must be finite and at most 0")
+    if (logprobs < _MIN_LOGPROB).any():
+        raise MalformedError(
+            f"{where}: a logprob of {logprobs.min():.3g} is below {_MIN_LOGPROB:g}, which no"
+            " sampled token has; logprobs are little-endian float32"
+        )
+    if ((logprobs != 0) & (np.abs(logprobs) < np.finfo(np.float32).tiny)).any():
+        raise MalformedError(f"{where}: a logprob is subnormal; they are little-endian float32")
 
 
 def _span(span: trajectory_pb2.Span, where: str) -> Span:
@@ -196,6 +214,9 @@ def _trajectory(
     stop = _STOPS.get(header.stop_reason)
     if reward is not None and (stop is None or not sequences):
         raise MalformedError("a graded attempt needs a stop reason and at least one sequence")
+    if reward is not None and stop is not StopReason.CONTEXT_OVERFLOW:
+        # Only where the prompt alone was too long had the policy nothing to say.
+        _check_policy_wrote(sequences)
     if header.HasField("partial_reward") and not math.isfinite(header.partial_reward):
         raise MalformedError(f"partial_reward {header.partial_reward} is not finite")
     if len(header.detail) > _MAX_DETAIL:
@@ -218,6 +239,11 @@ def _trajectory(
         facts=_facts(header),
         media=tuple(tuple(_media(item) for item in s.media) for s in header.sequences),
     )
+
+
+def _check_policy_wrote(sequences: Items[Sequence]) -> None:
+    if not any(len(sequence.logprobs) for sequence in sequences):
+        raise MalformedError("a graded attempt has no token of the policy")
 
 
 def _outcome(
