@@ -132,6 +132,9 @@ def show(
         str | None,
         typer.Option("--policy", help="Model folder with the tokenizer; the run's own if absent."),
     ] = None,
+    tasks: Annotated[
+        bool, typer.Option("--tasks", help="Tasks that are parked or quarantined instead.")
+    ] = False,
     runs: Runs = RUNS,
 ) -> None:
     """Show what the agent did: prompt, turns, observations, reward and checks.
@@ -142,7 +145,7 @@ def show(
     from services.launcher.console import show as command
 
     chosen = command.Filter(step, env, group, passed, count)
-    _exit(command.show(run, runs, chosen, policy))
+    _exit(command.show_tasks(run, runs) if tasks else command.show(run, runs, chosen, policy))
 
 
 @app.command()

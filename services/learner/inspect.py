@@ -4,19 +4,22 @@
 
 Works on running and ended runs, and changes nothing. Attempts whose tokens are kept come first,
 the newest before older ones. The last line is {"matched": N}, the number that `-n` chose from.
+With `--tasks` it prints the tasks that are parked or quarantined instead, and why.
 """
 
 import argparse
 import json
 import sqlite3
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from services.learner.journal.curriculum import left_out
 from services.learner.journal.trajectories import trajectory_of
 from services.learner.journal.writer import JournalError, connect
 from services.learner.trajectory import PASS_REWARD, Trajectory
@@ -59,16 +62,25 @@ class Wanted:
 
 def attempts(journal: Path, wanted: Wanted, limit: int) -> Iterator[dict[str, Any]]:
     """The attempts as plain values, then {"matched": N}. Raises NothingFoundError."""
+    with _opened(journal) as connection:
+        yield from _rows(connection, journal, wanted, limit)
+
+
+def left_out_tasks(journal: Path) -> list[dict[str, Any]]:
+    """The tasks that the run does not draw as usual, and why. Raises NothingFoundError."""
+    with _opened(journal) as connection:
+        return left_out(connection)
+
+
+@contextmanager
+def _opened(journal: Path) -> Generator[sqlite3.Connection]:
     if not journal.exists():
         raise NothingFoundError(
             f"{journal} does not exist: the run's learner has not started, or this is no run"
         )
     try:
-        connection = connect(journal, read_only=True)
-        try:
-            yield from _rows(connection, journal, wanted, limit)
-        finally:
-            connection.close()
+        with closing(connect(journal, read_only=True)) as connection:
+            yield connection
     except (sqlite3.Error, JournalError) as error:
         raise NothingFoundError(f"{journal} cannot be read as a journal: {error}") from error
 
@@ -174,12 +186,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     outcome = parser.add_mutually_exclusive_group()
     outcome.add_argument("--passed", dest="passed", action="store_true", default=None)
     outcome.add_argument("--failed", dest="passed", action="store_false")
+    parser.add_argument("--tasks", action="store_true", help="tasks that are parked or quarantined")
     parser.add_argument("-n", type=int, default=3, help="at most so many (3)")
     chosen = parser.parse_args(argv)
     wanted = Wanted(chosen.step, chosen.env, chosen.group, chosen.passed)
     try:
-        for attempt in attempts(chosen.journal, wanted, chosen.n):
-            print(json.dumps(attempt, ensure_ascii=False))
+        found = attempts(chosen.journal, wanted, chosen.n)
+        for row in left_out_tasks(chosen.journal) if chosen.tasks else found:
+            print(json.dumps(row, ensure_ascii=False))
     except NothingFoundError as error:
         print(error, file=sys.stderr)
         return 1

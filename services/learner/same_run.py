@@ -44,7 +44,7 @@ async def check_tasks_are_the_same(
     if await _noted(journal, "order", order) != order:
         _log.warning(
             "learner.sampling or groups_per_step differs from what the run began with: tasks come"
-            " in another order from here on; what was parked or quarantined stays so"
+            " in another order from here on; what was quarantined stays so"
         )
     if await _noted(journal, "tasks", digest) == digest:
         return

@@ -47,9 +47,7 @@ def show(run_id: str, runs: Path, chosen: Filter, policy: str | None) -> int:
         run_dir = _run_dir(run_id, runs)
     except NoRunError as error:
         return fail(str(error))
-    # The journal is the learner's: its own program reads it, in a process of its own.
-    command = [sys.executable, "-m", "services.learner.inspect", str(run_dir / _JOURNAL)]
-    read = subprocess.run([*command, *chosen.arguments()], capture_output=True, text=True)
+    read = _inspect(run_dir / _JOURNAL, *chosen.arguments())
     if read.returncode != 0:
         return fail(read.stderr.strip())
     lines = [json.loads(line) for line in read.stdout.splitlines()]
@@ -60,6 +58,31 @@ def show(run_id: str, runs: Path, chosen: Filter, policy: str | None) -> int:
         return fail(f"{error}; name a model folder that has it with --policy")
     _print(attempts, last["matched"], decode)
     return _OK
+
+
+def show_tasks(run_id: str, runs: Path) -> int:
+    """Print the tasks that a run has parked or quarantined, and why."""
+    try:
+        journal = _run_dir(run_id, runs) / _JOURNAL
+    except NoRunError as error:
+        return fail(str(error))
+    read = _inspect(journal, "--tasks")
+    if read.returncode != 0:
+        return fail(read.stderr.strip())
+    tasks = [json.loads(line) for line in read.stdout.splitlines()]
+    console = Console()
+    for task in tasks:
+        head = f"{task['standing']:<12} {task['env_key']}  {task['task_key']}"
+        console.print(f"{head}  {task['reason']}", markup=False, highlight=False, soft_wrap=True)
+    text = f"{len(tasks)} tasks are parked or quarantined"
+    console.print(text, style="dim", highlight=False)
+    return _OK
+
+
+def _inspect(journal: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The journal is the learner's: its own program reads it, in a process of its own."""
+    command = [sys.executable, "-m", "services.learner.inspect", str(journal), *arguments]
+    return subprocess.run(command, capture_output=True, text=True)
 
 
 def _run_dir(run_id: str, runs: Path) -> Path:

@@ -4,6 +4,7 @@ import json
 import sqlite3
 import time
 from dataclasses import astuple, dataclass
+from typing import Any
 
 from services.learner.groups.types import GroupSpec
 from services.learner.journal.rows import put_group
@@ -53,6 +54,27 @@ def stored_curriculum(db: sqlite3.Connection) -> Stored:
         TaskState(task, env, Standing(standing), *rest) for task, env, standing, *rest in rows
     )
     return Stored(number, cursors, tasks)
+
+
+def left_out(db: sqlite3.Connection) -> list[dict[str, Any]]:
+    """The tasks that are parked or quarantined, with why, as plain values."""
+    rows = db.execute(
+        "SELECT task, env, standing, groups, passes, attempts,"
+        " (SELECT reason FROM curriculum_events e WHERE e.task = t.task AND kind != 'probed'"
+        "  ORDER BY id DESC LIMIT 1)"
+        " FROM curriculum_tasks t WHERE standing != 'active' ORDER BY standing, env, task"
+    )
+    return [
+        {
+            "task_key": task,
+            "env_key": env,
+            "standing": standing,
+            "groups": groups,
+            "pass_rate": passes / attempts if attempts else None,
+            "reason": reason or "",
+        }
+        for task, env, standing, groups, passes, attempts, reason in rows
+    ]
 
 
 def drawn_tasks(db: sqlite3.Connection) -> set[str]:

@@ -61,7 +61,7 @@ class Curriculum:
         self._mixture = Mixture(self.sizes, config, window=window, seed=seed)
         self._window = window
         self._order: tuple[int, list[str]] = (-1, [])
-        self._states = {s.task: replace(s) for s in stored.tasks if s.task in self._index}
+        self._states = {s.task: self._taken_up(s) for s in stored.tasks if s.task in self._index}
         # How many tasks of each environment stand how; active ones only once they were judged.
         self.standings = Counter((state.env, state.standing) for state in self._states.values())
         self._passes = {env: self._resumed(env, stored, seed) for env in self._tasks}
@@ -152,6 +152,11 @@ class Curriculum:
         return taken
 
     # --- inside
+
+    def _taken_up(self, state: TaskState) -> TaskState:
+        """Without the difficulty curriculum nothing is parked."""
+        active = state.standing.parked and not self._config.difficulty.enabled
+        return replace(state, standing=Standing.ACTIVE if active else state.standing)
 
     def _resumed(self, env: str, stored: Stored, seed: int) -> Passes:
         own = (

@@ -132,6 +132,13 @@ def test_nothing_is_parked_when_the_curriculum_is_off() -> None:
         assert learn_of(run, "a1", [1.0] * 4) == []
 
 
+def test_what_was_parked_is_drawn_again_once_the_curriculum_is_off() -> None:
+    states = tuple(TaskState(f"a{n}", "a", Standing.SOLVED) for n in range(3))
+    stored = Stored(0, {}, (*states, TaskState("a3", "a", Standing.QUARANTINED)))
+    curriculum = Curriculum(tasks_of(a=5), config(), seed=0, window=5, stored=stored)
+    assert {curriculum.draw().key for _ in range(12)} == {"a0", "a1", "a2", "a4"}
+
+
 def test_a_quarantined_task_never_comes_back() -> None:
     run = Run(tasks_of(a=5), config(), seed=0, window=5)
     run.curriculum.condemn("a3", "no verifier")
