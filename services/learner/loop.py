@@ -25,7 +25,6 @@ from services.learner.evaluation.report import Moment
 from services.learner.evaluation.schedule import Evaluations
 from services.learner.groups.batcher import Batch, train_batch
 from services.learner.guard.acts import judged
-from services.learner.guard.guard import Ruling
 from services.learner.journal.rows import accounts
 from services.learner.journal.schema import Plan
 from services.learner.metrics.recorder import Recorder
@@ -68,7 +67,7 @@ class Loop:
             batch = await self._or_drain(self._collect())
             if batch is None:
                 return await self._stop_early()
-            ruling = await self._judge(batch)
+            ruling = await judged(self._parts, batch, self._version, self._save)
             if ruling.resync:
                 continue
             if not await self._step(batch, ruling.settings):
@@ -128,15 +127,6 @@ class Loop:
         self._parts.status.enter(phase)
         with self._watch.stage("rollout_wait"), self._parts.watchdog.stage("collect"):
             return await self._parts.dispatcher.take_batch()
-
-    async def _judge(self, batch: Batch) -> Ruling:
-        """What the mismatch guard says of a batch. Raises MismatchError when it stops the run."""
-        ruling = await judged(self._parts, batch, self._version)
-        if ruling.stop is None:
-            return ruling
-        if self._saved_step < self._version:
-            await self._checkpoint()
-        raise ruling.stop
 
     async def _step(self, batch: Batch, settings: StepSettings) -> bool:
         """False when the drain came while an evaluation held the publication back: the plan is
@@ -223,9 +213,12 @@ class Loop:
             await self._parts.checkpoints.save(self._parts.ranks, self._version)
         self._saved_step = self._version
 
-    async def _finish(self) -> bool:
+    async def _save(self) -> None:
         if self._saved_step < self._version:
             await self._checkpoint()
+
+    async def _finish(self) -> bool:
+        await self._save()
         if not await self._evals.hold(self._config.eval.hold_s, self._parts.drain):
             return await self._stop_early()
         if self._evals.wanted("after", self._version):
@@ -254,8 +247,8 @@ class Loop:
         """Drained: leave the run so that it can go on later."""
         self._parts.status.enter(Phase.DRAINING)
         await self._evals.cancel()
-        if save and self._config.mode == "train" and self._saved_step < self._version:
-            await self._checkpoint()
+        if save and self._config.mode == "train":
+            await self._save()
         await self._summarise()
         return False
 

@@ -1,5 +1,6 @@
 """What the guard's rulings do to a run."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from services.common.log import get_logger
@@ -12,11 +13,19 @@ _log = get_logger(__name__)
 REASON = "mismatch"
 
 
-async def judged(parts: Parts, batch: Batch, version: int) -> Ruling:
+async def judged(
+    parts: Parts, batch: Batch, version: int, save: Callable[[], Awaitable[None]]
+) -> Ruling:
     """Compare a batch before it is trained on; drop it, and all else that was sampled, where the
-    run is to be synchronised again. Raises MismatchError when it must not start."""
+    run is to be synchronised again.
+
+    Raises MismatchError when the run must not start, or, `save`d, must not go on.
+    """
     with parts.watchdog.stage("compare"):
         ruling = await parts.guard.before_step(batch, version)
+    if ruling.stop:
+        await save()
+        raise ruling.stop
     if ruling.resync:
         await _resync(parts, batch, version)
     return ruling

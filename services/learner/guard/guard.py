@@ -15,15 +15,16 @@ from services.common.spec import PolicyConfig
 from services.learner.config import LearnerConfig
 from services.learner.groups.batcher import Batch
 from services.learner.guard.bounds import rules_of
-from services.learner.guard.chart import Bound, Chart, Excess, Level, Verdict
-from services.learner.guard.diagnosis import diagnose
+from services.learner.guard.cause import Investigator, by_worker
+from services.learner.guard.chart import Chart, Level, Verdict
 from services.learner.guard.probes import (
-    canary_row,
+    Answer,
     check_results,
+    evidence,
     probe_batch,
     start_probes,
 )
-from services.learner.guard.report import Finding, MismatchError, write_report
+from services.learner.guard.report import MismatchError, write_report
 from services.learner.guard.samples import Sample, samples, spread
 from services.learner.guard.types import Comparison, Probe, ProbeResult
 from services.learner.journal.store import Journal
@@ -35,7 +36,6 @@ from services.learner.types import (
     StepResult,
     StepSettings,
     TrainBatch,
-    TrainSequence,
     VersionMismatch,
 )
 
@@ -55,16 +55,6 @@ class Ruling:
     settings: StepSettings = _PLAIN
     resync: bool = False
     stop: MismatchError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """What an engine reported of a policy that it had loaded."""
-
-    worker_id: str
-    policy: PolicyId
-    canary: NDArray[np.float32]
-    results: tuple[ProbeResult, ...]
 
 
 class Guard:
@@ -90,6 +80,7 @@ class Guard:
         self._run_dir = run_dir
         self._run_epoch = run_epoch
         self._rules = rules_of(config.guard, policy.dtype)
+        self._cause = Investigator(ranks, policy, config.temperature, self._rules.bound)
         self._chart = Chart.restored(state)
         self._probes: tuple[Probe, ...] = ()
         self._publication: Publication | None = None
@@ -99,7 +90,7 @@ class Guard:
         # This start has given a batch to the trainer.
         self._begun = False
         self._refusals: Counter[str] = Counter()
-        self._refused: asyncio.Queue[_Answer] = asyncio.Queue()
+        self._refused: asyncio.Queue[Answer] = asyncio.Queue()
         self._ranks_turn = asyncio.Lock()
         self._metrics: dict[str, float] = {}
         self._history: deque[dict[str, Any]] = deque(maxlen=_HISTORY)
@@ -160,15 +151,15 @@ class Guard:
         if self._config.mode != "enforce" or self._begun:
             return
         if self._refusals[worker_id] >= _REFUSALS:
-            self._refused.put_nowait(_Answer(worker_id, policy, canary, tuple(results)))
+            self._refused.put_nowait(Answer(worker_id, policy, canary, tuple(results)))
 
     async def watch(self) -> None:
         """Wait for an engine that cannot be brought to agree; raises MismatchError."""
         answer = await self._refused.get()
         async with self._ranks_turn:
-            source, batch = self._evidence(answer)
+            source, batch = evidence(answer, self._publication, self._probes)
             workers = [answer.worker_id] * len(batch.sequences)
-            finding = await self._finding("start", source, batch, workers)
+            finding = await self._cause.find("start", source, batch, workers)
         raise write_report(self._run_dir, finding)
 
     # --- batches
@@ -243,7 +234,7 @@ class Guard:
             )
             return
         workers = [sample.worker_id for sample in chosen]
-        finding = await self._finding("start", "samples", _batch(chosen, version), workers)
+        finding = await self._cause.find("start", "samples", _batch(chosen, version), workers)
         error = write_report(self._run_dir, finding)
         if self._config.mode == "enforce":
             raise error
@@ -263,7 +254,7 @@ class Guard:
         if verdict.level is not Level.STOP:
             return Ruling(settings, resync=verdict.resync)
         workers = [sample.worker_id for sample in chosen]
-        finding = await self._finding("run", "samples", _batch(chosen, version), workers)
+        finding = await self._cause.find("run", "samples", _batch(chosen, version), workers)
         finding = replace(finding, excesses=verdict.excesses)
         return Ruling(settings, stop=write_report(self._run_dir, finding, list(self._history)))
 
@@ -275,7 +266,7 @@ class Guard:
         comparison: Comparison,
     ) -> None:
         over = [str(excess) for excess in verdict.excesses]
-        worst = _by_worker([sample.worker_id for sample in chosen], comparison)[:1]
+        worst = by_worker([sample.worker_id for sample in chosen], comparison)[:1]
         log = _log.error if verdict.excesses else _log.info
         levels = {"was": before.name.lower(), "level": verdict.level.name.lower()}
         log("mismatch guard", **levels, over=over, worst=worst, acts=self._config.mode)
@@ -295,53 +286,6 @@ class Guard:
             self._metrics["mismatch/audit_abs_diff_tail"] = worst.abs_diff_tail
         self._history.append({"step": version + 1, **self._metrics})
 
-    def _evidence(self, answer: _Answer) -> tuple[str, TrainBatch]:
-        """The canary, and the probes where the canary alone agreed."""
-        publication, version = self._publication, answer.policy.version
-        rows: tuple[TrainSequence, ...] = ()
-        if publication is not None and len(answer.canary) == len(publication.canary_logprobs):
-            rows = (canary_row(publication.canary_token_ids, answer.canary),)
-        if answer.results and len(answer.results) == len(self._probes):
-            probes = probe_batch(version, self._probes, answer.results)
-            return "canary and probes", TrainBatch(version + 1, rows + probes.sequences)
-        return "canary", TrainBatch(version + 1, rows)
-
-    async def _finding(
-        self, moment: Any, source: str, batch: TrainBatch, workers: Sequence[str]
-    ) -> Finding:
-        version = batch.step - 1
-        try:
-            comparison = await self._ranks.compare(batch, diagnose=True)
-        except RankError as error:
-            # The refusal stands; only its cause stays unknown.
-            _log.warning("the cause cannot be looked for", reason=str(error))
-            comparison = Comparison()
-        newest = comparison.versions.get(version)
-        found = newest or VersionMismatch(0, *[float("inf")] * 4)
-        bound: Bound = self._rules.bound
-        excesses: tuple[Excess, ...] = bound.excesses(version, newest) if newest else ()
-        return Finding(
-            moment=moment,
-            source=source,
-            version=version,
-            excesses=excesses,
-            comparison=comparison,
-            diagnosis=diagnose(found, comparison, self._policy, self._temperature),
-            workers=_by_worker(workers, comparison),
-            dtype=self._policy.dtype,
-            bound=bound,
-        )
-
 
 def _batch(chosen: Sequence[Sample], version: int) -> TrainBatch:
     return TrainBatch(version + 1, tuple(sample.sequence for sample in chosen))
-
-
-def _by_worker(workers: Sequence[str], comparison: Comparison) -> tuple[tuple[str, float], ...]:
-    """Mean error of each worker's sequences, the worst first."""
-    errors: dict[str, list[float]] = {}
-    for worker, error in zip(workers, comparison.sequences, strict=False):
-        if error is not None:
-            errors.setdefault(worker, []).append(error)
-    means = [(worker, float(np.mean(values))) for worker, values in errors.items()]
-    return tuple(sorted(means, key=lambda pair: -pair[1]))

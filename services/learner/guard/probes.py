@@ -1,13 +1,14 @@
 """What engines are asked at a run's start, and their answers as sequences to score."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.common.spec import PolicyConfig
 from services.learner.guard.types import Probe, ProbeResult
-from services.learner.types import TrainBatch, TrainSequence
+from services.learner.types import PolicyId, Publication, TrainBatch, TrainSequence
 
 _GOLDEN = 0.6180339887498949
 _TOKENS = 32
@@ -63,7 +64,31 @@ def probe_batch(
     return TrainBatch(version + 1, tuple(_row(i, *pair) for i, pair in enumerate(pairs)))
 
 
-def canary_row(token_ids: NDArray[np.int32], logprobs: NDArray[np.float32]) -> TrainSequence:
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an engine reported of a policy that it had loaded."""
+
+    worker_id: str
+    policy: PolicyId
+    canary: NDArray[np.float32]
+    results: tuple[ProbeResult, ...]
+
+
+def evidence(
+    answer: Answer, publication: Publication | None, probes: Sequence[Probe]
+) -> tuple[str, TrainBatch]:
+    """What the answer consists of, and as sequences that its version wrote, the canary first."""
+    version = answer.policy.version
+    rows: tuple[TrainSequence, ...] = ()
+    if publication is not None and len(answer.canary) == len(publication.canary_logprobs):
+        rows = (_canary(publication.canary_token_ids, answer.canary),)
+    if not answer.results or len(answer.results) != len(probes):
+        return "canary", TrainBatch(version + 1, rows)
+    sampled = probe_batch(version, probes, answer.results).sequences
+    return "canary and probes", TrainBatch(version + 1, rows + sampled)
+
+
+def _canary(token_ids: NDArray[np.int32], logprobs: NDArray[np.float32]) -> TrainSequence:
     """A canary as a sequence of which the engine wrote all but the first token."""
     return _sequence("canary", 0, token_ids, logprobs, temperature=1.0)
 

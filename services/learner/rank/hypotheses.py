@@ -121,7 +121,7 @@ class _Trials:
         for name, dtype in _DTYPES.items():
             if dtype == self._policy.compute_dtype:
                 continue
-            model = copy.deepcopy(self._policy.model).to(dtype=dtype)
+            model: Any = nn.Module.to(copy.deepcopy(self._policy.model), dtype)
             # No autocast: nothing is computed in any other dtype than this.
             cast = replace(self._policy, model=model, compute_dtype=torch.float32)
             hidden = states(cast, self._sequences).to(dtype)

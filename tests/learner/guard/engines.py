@@ -3,6 +3,7 @@
 import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -89,7 +90,8 @@ def scores(engine: Policy, ids: np.ndarray, temperature: float) -> np.ndarray:
 
 def in_dtype(policy: Policy, dtype: torch.dtype) -> Policy:
     """The model as an engine of that dtype would hold it."""
-    return replace(policy, model=copy.deepcopy(policy.model).to(dtype))
+    model: Any = torch.nn.Module.to(copy.deepcopy(policy.model), dtype)
+    return replace(policy, model=model)
 
 
 def with_other_head(policy: Policy, model: Path) -> Policy:

@@ -48,8 +48,8 @@ def stretched(model: Path, tmp_path: Path) -> Generator[Trainer]:
     made.slots.remove()
 
 
-def agrees(trainer: Trainer, bound: Bound, **engine: float) -> None:
-    found = trainer.judged(sampled(trainer.policy, **engine)).versions[0]
+def agrees(trainer: Trainer, bound: Bound) -> None:
+    found = trainer.judged(sampled(trainer.policy)).versions[0]
     assert not bound.excesses(0, found)
     assert found.tokens > 500
 
