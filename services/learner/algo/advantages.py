@@ -67,6 +67,25 @@ Estimator = Callable[[BatchRewards, AlgorithmConfig], list[TokenValues]]
 ADVANTAGES: Registry[Estimator] = Registry("advantage")
 
 
+def within_groups(name: str) -> Callable[[GroupEstimator], GroupEstimator]:
+    """Registers an estimator of one group's outcomes: all tokens of an attempt get its advantage.
+
+    It is not asked about groups without a signal.
+    """
+
+    def register(estimator: GroupEstimator) -> GroupEstimator:
+        def estimate(batch: BatchRewards, config: AlgorithmConfig) -> list[TokenValues]:
+            values = _by_attempt(_outcomes(batch), estimator)
+            keys = zip(batch.group_ids, batch.attempt_indices, batch.token_rewards, strict=True)
+            return [np.full(len(tokens), values[group, attempt]) for group, attempt, tokens in keys]
+
+        ADVANTAGES.register(name)(estimate)
+        return estimator
+
+    return register
+
+
+@within_groups("grpo")
 def grpo(rewards: Rewards) -> Rewards:
     """(r - mean) / (std + 1e-6), with the sample standard deviation.
 
@@ -75,6 +94,7 @@ def grpo(rewards: Rewards) -> Rewards:
     return (rewards - rewards.mean()) / (rewards.std(ddof=1) + _STD_FLOOR)
 
 
+@within_groups("dr_grpo")
 def dr_grpo(rewards: Rewards) -> Rewards:
     """r - mean: no division by the standard deviation, which favours the easiest and hardest.
 
@@ -83,6 +103,7 @@ def dr_grpo(rewards: Rewards) -> Rewards:
     return rewards - rewards.mean()
 
 
+@within_groups("rloo")
 def rloo(rewards: Rewards) -> Rewards:
     """r minus the mean of the *other* attempts, an unbiased baseline.
 
@@ -91,6 +112,7 @@ def rloo(rewards: Rewards) -> Rewards:
     return (rewards - rewards.mean()) * (len(rewards) / (len(rewards) - 1))
 
 
+@within_groups("max_rl")
 def max_rl(rewards: Rewards) -> Rewards:
     """(r - mean) / mean: a task weighs by the inverse of its pass rate, as in maximum likelihood.
 
@@ -99,34 +121,6 @@ def max_rl(rewards: Rewards) -> Rewards:
     """
     mean = rewards.mean()
     return (rewards - mean) / mean if mean > 0 else np.zeros_like(rewards)
-
-
-ESTIMATORS: Mapping[str, GroupEstimator] = {
-    "grpo": grpo,
-    "dr_grpo": dr_grpo,
-    "rloo": rloo,
-    "max_rl": max_rl,
-}
-
-
-def outcome_estimator(estimator: GroupEstimator) -> Estimator:
-    """Every token of an attempt gets its attempt's advantage within its group."""
-
-    def estimate(batch: BatchRewards, config: AlgorithmConfig) -> list[TokenValues]:
-        penalties = [float(tokens.sum()) for tokens in batch.token_rewards]
-        totals = {
-            key: batch.rewards[rows[0]] + sum(penalties[i] for i in rows)
-            for key, rows in batch.attempts.items()
-        }
-        values = _by_attempt(totals, estimator)
-        keys = zip(batch.group_ids, batch.attempt_indices, batch.token_rewards, strict=True)
-        return [np.full(len(tokens), values[group, attempt]) for group, attempt, tokens in keys]
-
-    return estimate
-
-
-for _name, _estimator in ESTIMATORS.items():
-    ADVANTAGES.register(_name)(outcome_estimator(_estimator))
 
 
 @ADVANTAGES.register("reinforce_pp")
@@ -157,22 +151,6 @@ def critic_targets(batch: BatchRewards, config: AlgorithmConfig) -> list[TokenVa
     return _split(batch, {key: found.returns for key, found in estimates.items()})
 
 
-def group_advantages(
-    group_ids: Sequence[str],
-    attempt_indices: Sequence[int],
-    rewards: Sequence[float],
-    estimator: GroupEstimator,
-) -> Rewards:
-    """One advantage per sequence, estimated over the distinct attempts of its group id.
-
-    Raises ValueError when two sequences of one attempt carry different rewards, or when a
-    reward is not finite.
-    """
-    batch = BatchRewards(group_ids, attempt_indices, rewards, [np.zeros(1)] * len(group_ids))
-    values = outcome_estimator(estimator)(batch, AlgorithmConfig())
-    return np.concatenate(values) if values else np.zeros(0)
-
-
 def _check_reward(group: str, attempt: int, reward: float, known: Sequence[float]) -> None:
     if not np.isfinite(reward):
         raise ValueError(f"reward of attempt {attempt} of group {group!r} is {reward}")
@@ -180,6 +158,15 @@ def _check_reward(group: str, attempt: int, reward: float, known: Sequence[float
         raise ValueError(
             f"attempt {attempt} of group {group!r} has two rewards, {known[0]} and {reward}"
         )
+
+
+def _outcomes(batch: BatchRewards) -> dict[tuple[str, int], float]:
+    """Of each attempt: its reward and those of all its tokens."""
+    by_token = [float(tokens.sum()) for tokens in batch.token_rewards]
+    return {
+        key: batch.rewards[rows[0]] + sum(by_token[i] for i in rows)
+        for key, rows in batch.attempts.items()
+    }
 
 
 def _by_attempt(

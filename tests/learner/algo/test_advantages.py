@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from services.learner.algo.advantages import (
     ADVANTAGES,
-    ESTIMATORS,
     BatchRewards,
     dr_grpo,
     grpo,
@@ -18,6 +17,7 @@ from services.learner.algo.gae import TokenValues
 from services.learner.algorithm_config import AlgorithmConfig
 
 CONFIG = AlgorithmConfig()
+ESTIMATORS = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo, "max_rl": max_rl}
 
 
 def batch(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.learner.algo.advantages import group_advantages, grpo
+from services.learner.algo.advantages import ADVANTAGES, BatchRewards
 from services.learner.algorithm_config import AlgorithmConfig, CorrectionConfig
 from services.learner.rank.model import Policy
 from services.learner.rank.rows import split_groups
@@ -22,14 +22,15 @@ from tests.learner.rank.support import (
 
 def naive_loss(policy: Policy, batch: TrainBatch) -> float:
     """PPO clip, token mean, written down a second time: one sequence at a time, no packs."""
-    advantages = group_advantages(
+    rewards = BatchRewards(
         [s.group_id for s in batch.sequences],
         [s.attempt_index for s in batch.sequences],
         [s.reward for s in batch.sequences],
-        grpo,
+        [np.zeros(1)] * len(batch.sequences),
     )
+    advantages = ADVANTAGES.get("grpo")(rewards, AlgorithmConfig())
     total, tokens = 0.0, 0
-    for sequence, advantage in zip(batch.sequences, advantages, strict=True):
+    for sequence, (advantage,) in zip(batch.sequences, advantages, strict=True):
         logprobs = reference_logprobs(policy, sequence.token_ids, sequence.temperature)
         picked = sequence.policy_mask[1:]
         ratio = np.exp(logprobs[picked] - sequence.behaviour_logprobs[1:][picked])
