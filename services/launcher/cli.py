@@ -149,6 +149,25 @@ def show(
 
 
 @app.command()
+def export(
+    run: Annotated[str, typer.Argument(help="Id of a run, or `newest`.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder to write; must not be there yet.")],
+    step: Annotated[
+        int | None, typer.Option("--step", help="Step of a checkpoint; the newest if absent.")
+    ] = None,
+    runs: Runs = RUNS,
+) -> None:
+    """Write the model of a run in Hugging Face's format, for transformers and vLLM.
+
+    With tokenizer, chat template and generation config; `sha256sum -c SHA256SUMS` checks it. A run
+    that is complete has that of its last step in `runs/RUN_ID/model`.
+    """
+    from services.launcher.console import export as command
+
+    _exit(command.export(run, step, out, runs))
+
+
+@app.command()
 def scale(
     run: Annotated[str, typer.Argument(help="Id of a run, or `newest`.")],
     wishes: Annotated[list[str], typer.Argument(metavar="SERVICE=N...", help="As in rollout=2.")],

@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from services.common.main import RegistryContract, Runtime, entry
+from services.common.spec import PolicyConfig
 from services.learner.config import LearnerConfig
 from services.learner.ports import RemoteStore
 
@@ -27,7 +29,10 @@ def _load() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
         sinks = alarm_sinks_of(runtime.config.alarms, runtime.run_id, runtime.run_dir)
         try:
             address = await weights.start(runtime.token)
-            vendors = Vendors(ranks, tracker, tokenizer, weights, address, _store(runtime), sinks)
+            store = _store(runtime)
+            vendors = Vendors(
+                ranks, tracker, tokenizer, weights, address, store, sinks, _exporter(policy)
+            )
             await run_learner(runtime, vendors)
         finally:
             await ranks.close()
@@ -37,6 +42,13 @@ def _load() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
                 await asyncio.to_thread(sink.close)
 
     return run
+
+
+def _exporter(policy: PolicyConfig) -> Callable[[Path, Path], None]:
+    from services.learner.adapters.model_folder import assets_of
+    from services.learner.checkpoints.export import export
+
+    return lambda checkpoint, out: export(checkpoint, assets_of(policy), policy, out)
 
 
 def _store(runtime: Runtime[LearnerConfig]) -> RemoteStore | None:

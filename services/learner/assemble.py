@@ -9,14 +9,15 @@ import grpc.aio
 
 from flotilla.learner.v1 import group_service_pb2_grpc, policy_service_pb2_grpc
 from services.common import rpc
-from services.common.config import canonical_json
 from services.common.errors import ConfigError
 from services.common.fingerprint import TokenizerDigests
 from services.common.runtime import Runtime
 from services.learner.alarms.alarms import Alarms
 from services.learner.broadcast import CANARY_TOLERANCE, Broadcast
 from services.learner.checkpoints import remote_claim
-from services.learner.checkpoints.remote import Elsewhere, NoUploads, UploadedCheckpoints
+from services.learner.checkpoints.export import export_newest
+from services.learner.checkpoints.remote import NoUploads, elsewhere
+from services.learner.checkpoints.remote_folders import UploadedCheckpoints
 from services.learner.checkpoints.remote_upload import Identity
 from services.learner.clock import RunClock
 from services.learner.codec import Limits
@@ -52,7 +53,9 @@ class Vendors:
         weight_server: str | None = None,
         store: RemoteStore | None = None,
         alarm_sinks: Sequence[AlarmSink] = (),
+        export: Callable[[Path, Path], None] | None = None,
     ) -> None:
+        """`export` writes the model of a checkpoint's folder to a folder of its own."""
         self.ranks = ranks
         self.tracker = tracker
         if isinstance(tokenizer, bytes):
@@ -62,6 +65,7 @@ class Vendors:
         self.weight_server = weight_server
         self.store = store
         self.alarm_sinks = alarm_sinks
+        self.export = export
 
 
 async def run_learner(runtime: Runtime[LearnerConfig], vendors: Vendors) -> None:
@@ -76,26 +80,20 @@ async def run_learner(runtime: Runtime[LearnerConfig], vendors: Vendors) -> None
         await check_tokenizer_is_the_same(journal, vendors.tokenizer)
         if config.mode == "train":
             await check_tasks_are_the_same(journal, tasks, config, runtime.shared.seed)
-        place = _elsewhere(runtime, vendors.store)
+        place = elsewhere(vendors.store, runtime)
         await remote_claim.check(place, journal, runtime.run_id)
         dispatcher = await start_dispatcher(config, journal, tasks, runtime.shared.seed)
         who = Identity(runtime.run_id, dispatcher.run_epoch, runtime.incarnation)
         uploads = await remote_claim.begin(place, journal, who)
         try:
-            await _serve(runtime, vendors, journal, dispatcher, eval_sets, uploads)
+            done = await _serve(runtime, vendors, journal, dispatcher, eval_sets, uploads)
+            if done and config.mode == "train":
+                await export_newest(journal, runtime.run_dir, vendors.export)
             await uploads.finish(config.checkpoint.remote_exit_s)
         finally:
             uploads.close()
     finally:
         await journal.close()
-
-
-def _elsewhere(runtime: Runtime[LearnerConfig], store: RemoteStore | None) -> Elsewhere | None:
-    """Where checkpoints are uploaded to, if anywhere; an evaluation makes none."""
-    if store is None or runtime.config.mode != "train":
-        return None
-    spec = canonical_json(runtime.spec)
-    return Elsewhere(store, runtime.run_dir, spec, runtime.config.checkpoint.remote_keep)
 
 
 def _load_task_files(config: LearnerConfig) -> tuple[list[Any], list[EvalSet]]:
@@ -117,7 +115,8 @@ async def _serve(
     dispatcher: Dispatcher,
     eval_sets: list[EvalSet],
     uploads: NoUploads,
-) -> None:
+) -> bool:
+    """True when the run is done, False when it was drained before."""
     config = runtime.config
     runtime.watchdog.limit_s = config.stall_s
     status = Status(total_steps=config.steps)
@@ -142,7 +141,7 @@ async def _serve(
         runtime.log.info("serving", address=serving.address, run_epoch=dispatcher.run_epoch)
         loop = Loop(parts, on_loaded=loaded)
         try:
-            await _run(loop, parts, runtime)
+            return await _run(loop, parts, runtime)
         finally:
             serving.set_serving(False)
             # Calls that wait would hold up the server's end.
@@ -253,8 +252,9 @@ def _heartbeat(runtime: Runtime[LearnerConfig], status: Status) -> None:
     )
 
 
-async def _run(loop: Loop, parts: Parts, runtime: Runtime[LearnerConfig]) -> None:
-    """The loop, with what runs beside it; the first failure of any ends all."""
+async def _run(loop: Loop, parts: Parts, runtime: Runtime[LearnerConfig]) -> bool:
+    """The loop, with what runs beside it; the first failure of any ends all. True when it is done,
+    False when it was drained."""
     dispatcher, status = parts.dispatcher, parts.status
     main = asyncio.create_task(loop.run(), name="loop")
     beside = [
@@ -271,8 +271,10 @@ async def _run(loop: Loop, parts: Parts, runtime: Runtime[LearnerConfig]) -> Non
             done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
+        return main.result()
     except Exception as error:
         status.error = str(error)[:2000]
+        parts.alarms.failed(status.error)
         status.enter(Phase.FAILED)
         raise
     finally:

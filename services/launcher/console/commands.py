@@ -27,6 +27,10 @@ _STREAM_S = 60.0
 _CALL_S = 30.0
 
 
+# The learner's, in the folder of a run.
+JOURNAL = "journal.sqlite"
+
+
 class NoRunError(Exception):
     """The run that was asked for is not there."""
 
@@ -172,6 +176,13 @@ def find(run_id: str, runs: Path) -> StoredRun:
         if run_id in ("newest", stored.run.run_id):
             return stored
     raise NoRunError(f"there is no run {run_id!r} in {runs}; `flotilla status` lists them")
+
+
+def run_dir_of(run_id: str, runs: Path) -> Path:
+    """Of a run in the ledger, or of one that was started without a launcher. Raises NoRunError."""
+    if run_id != "newest" and (runs / run_id / JOURNAL).exists():
+        return runs / run_id
+    return runs / find(run_id, runs).run.run_id
 
 
 def _all_runs(ledger: list[StoredRun]) -> Table:

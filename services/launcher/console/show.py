@@ -11,11 +11,10 @@ from typing import Any
 from rich.console import Console
 
 from services.launcher.adapters.tokens import Decode, NoTokenizerError, decoder
-from services.launcher.console.commands import NoRunError, fail, find
+from services.launcher.console.commands import JOURNAL, NoRunError, fail, run_dir_of
 from services.launcher.console.show_text import draw
 
 _OK = 0
-_JOURNAL = "journal.sqlite"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +43,10 @@ def show(run_id: str, runs: Path, chosen: Filter, policy: str | None) -> int:
     `policy` is the model folder or hub id with the tokenizer; None takes the run's own.
     """
     try:
-        run_dir = _run_dir(run_id, runs)
+        run_dir = run_dir_of(run_id, runs)
     except NoRunError as error:
         return fail(str(error))
-    read = _inspect(run_dir / _JOURNAL, *chosen.arguments())
+    read = _inspect(run_dir / JOURNAL, *chosen.arguments())
     if read.returncode != 0:
         return fail(read.stderr.strip())
     lines = [json.loads(line) for line in read.stdout.splitlines()]
@@ -63,7 +62,7 @@ def show(run_id: str, runs: Path, chosen: Filter, policy: str | None) -> int:
 def show_tasks(run_id: str, runs: Path) -> int:
     """Print the tasks that a run has parked or quarantined, and why."""
     try:
-        journal = _run_dir(run_id, runs) / _JOURNAL
+        journal = run_dir_of(run_id, runs) / JOURNAL
     except NoRunError as error:
         return fail(str(error))
     read = _inspect(journal, "--tasks")
@@ -83,13 +82,6 @@ def _inspect(journal: Path, *arguments: str) -> subprocess.CompletedProcess[str]
     """The journal is the learner's: its own program reads it, in a process of its own."""
     command = [sys.executable, "-m", "services.learner.inspect", str(journal), *arguments]
     return subprocess.run(command, capture_output=True, text=True)
-
-
-def _run_dir(run_id: str, runs: Path) -> Path:
-    """Of a run in the launcher's ledger, or of one that was started without a launcher."""
-    if run_id != "newest" and (runs / run_id / _JOURNAL).exists():
-        return runs / run_id
-    return runs / find(run_id, runs).run.run_id
 
 
 def _decoder(run_dir: Path, policy: str | None) -> Decode:

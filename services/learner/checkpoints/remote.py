@@ -9,9 +9,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.common.config import canonical_json
 from services.common.log import get_logger
+from services.common.runtime import Runtime
 from services.learner.checkpoints import remote_stage
-from services.learner.checkpoints.folders import Checkpoints
 from services.learner.checkpoints.remote_layout import Progress, Stamp
 from services.learner.checkpoints.remote_stage import ACKNOWLEDGED, Staged
 from services.learner.checkpoints.remote_upload import (
@@ -20,10 +21,10 @@ from services.learner.checkpoints.remote_upload import (
     LocalDamageError,
     Uploader,
 )
+from services.learner.config import LearnerConfig
 from services.learner.journal.schema import CheckpointRow
-from services.learner.journal.store import Journal
 from services.learner.journal.writer import connect
-from services.learner.ports import Ranks, RemoteError, RemoteRefusedError, RemoteStore
+from services.learner.ports import RemoteError, RemoteRefusedError, RemoteStore
 
 # Between two uploads that failed, and between two looks at whether the run went on elsewhere.
 RETRY_S = 15.0
@@ -46,6 +47,14 @@ class Elsewhere:
     # Canonical JSON of the run's spec.
     spec: str
     keep: int
+
+
+def elsewhere(store: RemoteStore | None, runtime: Runtime[LearnerConfig]) -> Elsewhere | None:
+    """Where the checkpoints of a run are uploaded to, if anywhere; an evaluation makes none."""
+    if store is None or runtime.config.mode != "train":
+        return None
+    spec = canonical_json(runtime.spec)
+    return Elsewhere(store, runtime.run_dir, spec, runtime.config.checkpoint.remote_keep)
 
 
 class NoUploads:
@@ -260,33 +269,3 @@ class Uploads(NoUploads):
         except (RemoteError, sqlite3.Error) as error:
             if not self._ending.is_set():
                 _log.warning("cannot note the run's progress in the store", why=str(error))
-
-
-class UploadedCheckpoints(Checkpoints):
-    """Checkpoints of which each is also uploaded, once it is committed."""
-
-    def __init__(
-        self,
-        uploads: NoUploads,
-        run_dir: Path,
-        journal: Journal,
-        *,
-        run_id: str,
-        run_epoch: int,
-        keep: int,
-    ) -> None:
-        super().__init__(run_dir, journal, run_id=run_id, run_epoch=run_epoch, keep=keep)
-        self._uploads = uploads
-
-    async def save(self, ranks: Ranks, step: int) -> CheckpointRow:
-        """As in a folder alone; the upload is only begun."""
-        row = await super().save(ranks, step)
-        await self._uploads.offer(row)
-        return row
-
-    async def newest(self) -> CheckpointRow | None:
-        """As in a folder alone; its upload may have been cut off by the end of the last start."""
-        row = await super().newest()
-        if row is not None:
-            await self._uploads.offer(row)
-        return row

@@ -133,7 +133,11 @@ def manifests(store: RemoteStore) -> list[str]:
 
 
 async def train(
-    folder: Path, store: RemoteStore | None, ranks: Ranks | None = None, **changes: Any
+    folder: Path,
+    store: RemoteStore | None,
+    ranks: Ranks | None = None,
+    export: Callable[[Path, Path], None] | None = None,
+    **changes: Any,
 ) -> dict[str, Any]:
     """A whole start of a learner with a willing worker; returns the summary.
 
@@ -141,10 +145,10 @@ async def train(
     """
     os.makedirs(folder, exist_ok=True)
     values: dict[str, Any] = {"max_staleness": 0, "steps": 6, **changes}
+    config = make_config(folder, **values)
+    ranks = ranks or FakeRanks(folder / "weights")
     async with (
-        learner(
-            folder, make_config(folder, **values), ranks or FakeRanks(folder / "weights"), store
-        ) as running,
+        learner(folder, config, ranks, store, export=export) as running,
         FakeWorker(running.address).working(),
     ):
         await asyncio.wait_for(running.task, 60)

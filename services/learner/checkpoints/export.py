@@ -1,0 +1,177 @@
+"""A checkpoint as a model folder in Hugging Face's format, for transformers and vLLM.
+
+The weights are rounded to the dtype that the run was served in; the configuration is the run's own,
+its rope scaling included; a head that is the embedding's own is stored once. `SHA256SUMS` names
+all files: `sha256sum -c SHA256SUMS` checks them.
+"""
+
+import asyncio
+import fnmatch
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.common.log import get_logger
+from services.common.spec import PolicyConfig
+from services.learner.checkpoints.durable import sync_folder, write_durably
+from services.learner.checkpoints.manifest import sha256_of
+from services.learner.checkpoints.tensor_files import ITEM_BYTES, TensorSpan, read_header
+from services.learner.journal.store import Journal
+
+SUMS = "SHA256SUMS"
+MODEL, CONFIG, GENERATION = "model.safetensors", "config.json", "generation_config.json"
+# What a model folder has beside weights and configuration: tokenizer, chat template, processors.
+ASSETS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/*.jinja",
+    GENERATION,
+    "preprocessor_config.json",
+    "processor_config.json",
+    "LICENSE*",
+)
+# A model's own code is needed, and run, only where the run trusts it.
+_CODE = "*.py"
+_DTYPES = {"float32": "F32", "bfloat16": "BF16"}
+_CHUNK_ITEMS = 1 << 22
+_log = get_logger(__name__)
+
+
+class ExportError(Exception):
+    """The folder could not be written; the message says why, and nothing is left of it."""
+
+
+def export(checkpoint: Path, assets: Path, policy: PolicyConfig, out: Path) -> None:
+    """Write the model of a checkpoint to `out`, in place of what is there, all of it or nothing.
+
+    `assets` is the folder of `policy.model`. Raises ExportError.
+    """
+    partial = out.parent / f".{out.name}.partial"
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        _write_model(checkpoint / MODEL, partial / MODEL, policy.dtype)
+        _write_config(checkpoint / CONFIG, partial / CONFIG, policy.dtype)
+        _copy_assets(assets, partial, code=policy.trust_remote_code)
+        if not (partial / GENERATION).exists():
+            _write_generation_config(partial)
+        _write_sums(partial)
+        _replace(partial, out)
+    except (OSError, ValueError, KeyError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        problem = f"the model of {checkpoint} cannot be exported to {out}: {error}"
+        raise ExportError(problem) from error
+
+
+async def export_newest(
+    journal: Journal, run_dir: Path, write: Callable[[Path, Path], None] | None
+) -> None:
+    """Leave the model that a run has trained in its folder. `write` is given the folder of a
+    checkpoint and that of the model; without it, or a checkpoint, there is nothing to do."""
+    rows = await journal.checkpoints()
+    if write is None or not rows:
+        return
+    checkpoint = run_dir / "checkpoints" / Path(rows[0].directory).name
+    await asyncio.to_thread(write, checkpoint, run_dir / "model")
+    _log.info("exported", step=rows[0].step, folder=str(run_dir / "model"))
+
+
+def _write_model(source: Path, target: Path, dtype: str) -> None:
+    spans = read_header(source)
+    header, kind = {}, _DTYPES[dtype]
+    at = 0
+    for name, span in spans.items():
+        stored = kind if span.dtype == "F32" else span.dtype
+        size = (span.end - span.begin) // ITEM_BYTES[span.dtype] * ITEM_BYTES[stored]
+        header[name] = {"dtype": stored, "shape": span.shape, "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    # Data begins at a multiple of 8 bytes.
+    text += b" " * (-len(text) % 8)
+    with source.open("rb") as read, target.open("wb") as write:
+        write.write(len(text).to_bytes(8, "little") + text)
+        for span in spans.values():
+            _copy(read, write, span, kind)
+        write.flush()
+        os.fsync(write.fileno())
+
+
+def _copy(read: BinaryIO, write: BinaryIO, span: TensorSpan, kind: str) -> None:
+    """One tensor, a piece at a time."""
+    rounded = span.dtype == "F32" and kind == "BF16"
+    read.seek(span.begin)
+    left = span.end - span.begin
+    while left:
+        data = read.read(min(left, _CHUNK_ITEMS * 4))
+        if not data:
+            raise ValueError(f"{read.name} ends too early")
+        left -= len(data)
+        write.write(to_bfloat16(np.frombuffer(data, "<f4")).tobytes() if rounded else data)
+
+
+def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """The bits of the nearest bfloat16, halfway cases to even, as torch rounds; NaN stays NaN."""
+    bits = values.view(np.uint32)
+    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(
+        16
+    )
+    quiet = (bits >> np.uint32(16)) | np.uint32(0x40)
+    return np.where(np.isnan(values), quiet, rounded).astype("<u2")
+
+
+def _write_config(source: Path, target: Path, dtype: str) -> None:
+    config: dict[str, Any] = json.loads(source.read_text(encoding="utf-8"))
+    config.pop("torch_dtype", None)
+    _write_json(target, {**config, "dtype": dtype})
+
+
+def _write_generation_config(folder: Path) -> None:
+    """What ends a generation, from the model's configuration."""
+    config: Mapping[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    ids = {name: config[name] for name in names if config.get(name) is not None}
+    _write_json(folder / GENERATION, {"do_sample": True, "temperature": 1.0, **ids})
+
+
+def _copy_assets(source: Path, target: Path, *, code: bool) -> None:
+    patterns = (*ASSETS, _CODE) if code else ASSETS
+    for path in sorted(source.rglob("*")):
+        name = path.relative_to(source).as_posix()
+        if path.is_file() and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            write_durably(target / name, path.read_bytes())
+
+
+def _write_sums(folder: Path) -> None:
+    names = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+    text = "".join(f"{sha256_of(folder / name)}  {name}\n" for name in names)
+    write_durably(folder / SUMS, text.encode())
+
+
+def _write_json(path: Path, data: Mapping[str, Any]) -> None:
+    write_durably(path, (json.dumps(data, indent=2, sort_keys=True) + "\n").encode())
+
+
+def _replace(partial: Path, out: Path) -> None:
+    for path in (partial, *(p for p in partial.rglob("*") if p.is_dir())):
+        sync_folder(path)
+    old = out.parent / f".{out.name}.old"
+    shutil.rmtree(old, ignore_errors=True)
+    if out.exists():
+        out.rename(old)
+    partial.rename(out)
+    sync_folder(out.parent)
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,227 @@
+"""A checkpoint as a model folder: what is in it, and that others load the same model from it."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from services.common.spec import PolicyConfig
+from services.learner import export as command
+from services.learner.adapters.fake import FakeRanks
+from services.learner.checkpoints.export import ExportError, export, to_bfloat16
+from services.learner.checkpoints.manifest import FileEntry, Manifest, sha256_of, write_manifest
+from services.learner.config import OptimizerConfig
+from services.learner.journal.store import FILE_NAME
+from services.learner.rank import checkpoint as rank_checkpoint
+from services.learner.rank.config import RankConfig
+from services.learner.rank.model import canary_token_ids, load
+from services.learner.rank.optimizer import Optimizer
+from tests.learner.checkpoints.remote_support import Machine, query, train
+from tests.learner.rank.configs import policy_config
+from tests.learner.rank.support import YARN, reference_logprobs, write_model
+
+TOKENIZER = {"tokenizer.json": "{}", "tokenizer_config.json": '{"chat_template": "x"}'}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def make_checkpoint(folder: Path, *, tied: bool = True, **policy: Any) -> tuple[Path, PolicyConfig]:
+    """Of a random model whose parameters were changed since its folder was written."""
+    base = write_model(folder / "base", tied=tied)
+    for name, text in TOKENIZER.items():
+        (base / name).write_text(text)
+    config = policy_config(base, **policy)
+    loaded = load(config, RankConfig())
+    with torch.no_grad():
+        for value in loaded.named_parameters().values():
+            value.mul_(1.0 + 1.0 / 3.0)
+    optimizer = Optimizer(loaded.named_parameters(), OptimizerConfig())
+    rank_checkpoint.save(folder / "checkpoint", loaded, optimizer, 7)
+    return folder / "checkpoint", config
+
+
+def logprobs(folder: Path, dtype: torch.dtype) -> np.ndarray:
+    """By transformers alone, of a fixed sequence."""
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    model.eval()
+    ids = canary_token_ids(model.config.vocab_size)
+    with torch.no_grad():
+        logits = model(torch.from_numpy(ids.astype(np.int64))[None]).logits[0, :-1]
+    targets = torch.from_numpy(ids[1:].astype(np.int64))[:, None]
+    return logits.float().log_softmax(-1).gather(1, targets).squeeze(1).numpy()
+
+
+@pytest.mark.parametrize(("tied", "scaling"), [(True, None), (False, None), (True, YARN)])
+def test_transformers_loads_it_and_gives_the_same_logprobs(
+    tmp_path: Path, tied: bool, scaling: dict[str, Any] | None
+) -> None:
+    saved, policy = make_checkpoint(tmp_path, tied=tied, rope_scaling=scaling)
+    out = tmp_path / "model"
+    export(saved, Path(policy.model), policy, out)
+    trained = load(policy, RankConfig(), saved)
+    ids = canary_token_ids(trained.head.shape[0])
+    expected = reference_logprobs(trained, ids, 1.0)
+    np.testing.assert_allclose(logprobs(out, torch.float32), expected, atol=1e-5)
+    config = json.loads((out / "config.json").read_text())
+    assert config["dtype"] == "float32"
+    assert config["tie_word_embeddings"] is tied
+    assert ("lm_head.weight" in load_file(out / "model.safetensors")) is not tied
+    if scaling:
+        assert config["rope_parameters"]["rope_type"] == "yarn"
+        assert config["max_position_embeddings"] == 128
+
+
+def test_its_weights_are_rounded_to_the_dtype_of_the_run_as_torch_rounds(tmp_path: Path) -> None:
+    saved, policy = make_checkpoint(tmp_path, dtype="bfloat16")
+    out = tmp_path / "model"
+    export(saved, Path(policy.model), policy, out)
+    before = load_file(saved / "model.safetensors")
+    after = load_file(out / "model.safetensors")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(after[name], before[name].bfloat16()) for name in before)
+    assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
+    model: Any = AutoModelForCausalLM.from_pretrained(out)
+    assert model.dtype == torch.bfloat16
+
+
+def test_bfloat16_of_every_kind_of_number_is_that_of_torch() -> None:
+    bits = np.random.default_rng(0).integers(0, 2**32, 1 << 20, dtype=np.uint32)
+    special = np.array(
+        [0, 0x80000000, 0x7F800000, 0xFF800000, 0x7F7FFFFF, 1, 0x3F808000, 0x3F818000]
+    )
+    values = np.concatenate([bits, special.astype(np.uint32)]).view(np.float32)
+    expected = torch.from_numpy(values.copy()).bfloat16()
+    found = torch.from_numpy(to_bfloat16(values).view(np.int16)).view(torch.bfloat16)
+    assert torch.equal(found.isnan(), expected.isnan())
+    whole = ~expected.isnan()
+    assert torch.equal(found[whole].view(torch.int16), expected[whole].view(torch.int16))
+
+
+def test_all_its_files_are_named_with_their_hashes(tmp_path: Path) -> None:
+    saved, policy = make_checkpoint(tmp_path)
+    out = tmp_path / "model"
+    export(saved, Path(policy.model), policy, out)
+    assert sorted(path.name for path in out.iterdir()) == [
+        "SHA256SUMS",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    checked = subprocess.run(["sha256sum", "-c", "--strict", "SHA256SUMS"], cwd=out, check=False)
+    assert checked.returncode == 0
+
+
+def test_code_of_a_model_goes_along_only_where_the_run_trusts_it(tmp_path: Path) -> None:
+    saved, policy = make_checkpoint(tmp_path)
+    assets = Path(policy.model)
+    (assets / "modeling_own.py").write_text("")
+    (assets / "pytorch_model.bin").write_text("")
+    (assets / "generation_config.json").write_text('{"eos_token_id": 5}')
+    for trusted in (False, True):
+        changed = policy.model_copy(update={"trust_remote_code": trusted})
+        export(saved, assets, changed, tmp_path / "model")
+        names = {path.name for path in (tmp_path / "model").iterdir()}
+        assert ("modeling_own.py" in names) is trusted
+        assert "pytorch_model.bin" not in names
+    text = (tmp_path / "model" / "generation_config.json").read_text()
+    assert text == '{"eos_token_id": 5}', "the model's own, not one that was made up"
+
+
+def test_what_cannot_be_written_leaves_what_was_there(tmp_path: Path) -> None:
+    saved, policy = make_checkpoint(tmp_path)
+    out = tmp_path / "model"
+    out.mkdir()
+    (out / "keep").touch()
+    (saved / "config.json").write_text("{")
+    with pytest.raises(ExportError, match="cannot be exported to"):
+        export(saved, Path(policy.model), policy, out)
+    assert [path.name for path in out.iterdir()] == ["keep"]
+    assert not list(tmp_path.glob(".model*"))
+
+
+async def test_a_run_that_is_done_leaves_its_model_and_one_that_is_drained_does_not(
+    tmp_path: Path,
+) -> None:
+    calls: list[tuple[str, str]] = []
+
+    def note(checkpoint: Path, out: Path) -> None:
+        calls.append((checkpoint.name, str(out)))
+
+    await train(tmp_path, None, steps=3, export=note)
+    assert calls == [("step-000003", str(tmp_path / "run" / "model"))]
+    calls.clear()
+    await train(tmp_path, None, FakeRanks(tmp_path / "weights"), steps=5, export=note)
+    assert [name for name, _ in calls] == ["step-000005"]
+
+
+async def write_run(folder: Path) -> Path:
+    """A run's folder with checkpoints of a real model at steps 5 and 7."""
+    saved, policy = make_checkpoint(folder)
+    run_dir = folder / "run"
+    machine = Machine(run_dir, store=None)  # pyright: ignore[reportArgumentType]
+    for step in (5, 7):
+        row = await machine.make(step)
+        shutil.rmtree(row.directory)
+        shutil.copytree(saved, row.directory)
+        files = {
+            path.name: FileEntry(sha256_of(path), path.stat().st_size) for path in saved.iterdir()
+        }
+        write_manifest(Path(row.directory), Manifest("run", 1, step, files))
+    spec = {"name": "test", "policy": policy.model_dump(mode="json")}
+    (run_dir / "spec.json").write_text(json.dumps(spec))
+    return run_dir
+
+
+async def test_the_command_exports_a_kept_checkpoint_and_refuses_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = await write_run(tmp_path)
+    assert query(run_dir, "SELECT count(*) FROM checkpoints") == [(2,)]
+    out = tmp_path / "out"
+    assert command.main([str(run_dir), "--step", "5", "--out", str(out)]) == 0
+    assert "Exported step 5 of run" in capsys.readouterr().out
+    refusals = {
+        ("--out", str(out)): "is there already",
+        (
+            "--out",
+            str(tmp_path / "b"),
+            "--step",
+            "6",
+        ): "no checkpoint of step 6; it has those of 5, 7",
+    }
+    for arguments, why in refusals.items():
+        assert command.main([str(run_dir), *arguments]) == 2
+        assert why in capsys.readouterr().err
+    (run_dir / "checkpoints" / "step-000007" / "model.safetensors").write_bytes(b"damaged")
+    assert command.main([str(run_dir), "--out", str(tmp_path / "b")]) == 2
+    assert "model.safetensors has 7 bytes instead of" in capsys.readouterr().err
+    assert not (tmp_path / "b").exists()
+    (run_dir / FILE_NAME).unlink()
+    assert command.main([str(run_dir), "--out", str(tmp_path / "b")]) == 2
+    assert "is not there, so no checkpoint is known" in capsys.readouterr().err
+
+
+def test_shards_of_other_dtypes_stay_as_they_are(tmp_path: Path) -> None:
+    saved, policy = make_checkpoint(tmp_path, dtype="bfloat16")
+    tensors = {"a": torch.arange(3), "b": torch.full((2, 2), 1 / 3), "c": torch.zeros(0)}
+    save_file(tensors, saved / "model.safetensors")
+    export(saved, Path(policy.model), policy, tmp_path / "model")
+    found = load_file(tmp_path / "model" / "model.safetensors")
+    assert torch.equal(found["a"], tensors["a"])
+    assert torch.equal(found["b"], tensors["b"].bfloat16())
+    assert found["c"].shape == (0,)
+    digest = hashlib.sha256((tmp_path / "model" / "model.safetensors").read_bytes()).hexdigest()
+    assert digest in (tmp_path / "model" / "SHA256SUMS").read_text()
