@@ -107,7 +107,8 @@ class AlgorithmConfig(Model):
     sapo_positive: float = Field(default=1.0, gt=0)
     sapo_negative: float = Field(default=1.05, gt=0)
     # What the loss's ratio is taken against: the logprobs that the engine sampled with, or those
-    # of the trainer as the step begins (decoupled PPO, for one more forward pass).
+    # of the trainer as the step begins (decoupled PPO; one more forward pass where a step has
+    # several updates).
     proximal: Literal["behaviour", "trainer"] = "behaviour"
     reduction: Literal["token_mean", "sequence_mean", "sequence_mean_token_sum_norm"] = "token_mean"
     # The constant that sequence_mean_token_sum_norm divides by; absent: policy.max_model_len.

@@ -1,5 +1,8 @@
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +11,9 @@ from services.common.errors import ConfigError
 from services.learner.algo.advantages import ADVANTAGES
 from services.learner.algo.losses import LOSSES
 from services.learner.algorithm_config import ADVANTAGE_NAMES, LOSS_NAMES, AlgorithmConfig
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "algorithms.md"
+EXAMPLES = re.findall(r"```toml\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
 
 
 def problem(**keys: object) -> str:
@@ -46,3 +52,13 @@ def test_samples_are_not_corrected_twice(key: str) -> None:
 def test_reading_the_configuration_imports_no_torch() -> None:
     program = "import sys, services.learner.config; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_every_example_of_the_document_is_valid(example: str) -> None:
+    parse(AlgorithmConfig, tomllib.loads(example)["learner"]["algorithm"], where="example")
+
+
+def test_the_first_example_of_the_document_says_the_defaults() -> None:
+    shown = tomllib.loads(EXAMPLES[0])["learner"]["algorithm"]
+    assert AlgorithmConfig.model_validate(shown) == AlgorithmConfig()

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from services.learner.algo.objective import Objective
 from services.learner.algo.registry import Registry, load_plugins
 from tests.learner.algo.support import config
 
+DOCUMENT = Path(__file__).parents[3] / "docs" / "algorithms.md"
 OWN_MODULE = """
 import numpy as np
 import torch
@@ -43,7 +45,7 @@ from services.learner.algo.registry import load_plugins
 from services.learner.algorithm_config import AlgorithmConfig
 
 config = AlgorithmConfig(
-    plugins=("a_users_own",), advantage="reward_itself", loss="sum_of_sequence"
+    plugins=("a_users_own", "my_algorithms"), advantage="reward_itself", loss="sum_of_sequence"
 )
 load_plugins(config.plugins)
 load_plugins(config.plugins)
@@ -54,12 +56,16 @@ print(json.dumps([
     [values.tolist() for values in ADVANTAGES.get(config.advantage)(batch, config)],
     LOSSES.get(config.loss)(tokens, config).loss.tolist(),
     Objective(config).coupled,
+    [values.tolist() for values in ADVANTAGES.get("best_of_group")(batch, config)],
+    LOSSES.get("reinforce")(tokens, config).loss.tolist(),
 ]))
 """
 
 
-def test_a_module_of_ones_own_brings_an_estimator_and_a_loss(tmp_path: Path) -> None:
+def test_modules_of_ones_own_bring_estimators_and_losses(tmp_path: Path) -> None:
     (tmp_path / "a_users_own.py").write_text(OWN_MODULE)
+    (documented,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    (tmp_path / "my_algorithms.py").write_text(documented)
     found = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.getcwd()}"},
@@ -68,10 +74,11 @@ def test_a_module_of_ones_own_brings_an_estimator_and_a_loss(tmp_path: Path) -> 
         text=True,
         timeout=60,
     )
-    advantages, loss, coupled = json.loads(found.stdout)
+    advantages, loss, coupled, *of_the_document = json.loads(found.stdout)
     assert advantages == [[0.5], [0.25, 0.25]]
     assert loss == [3.0, 3.0]
     assert coupled is True
+    assert of_the_document == [[[0.5], [-0.5, -0.5]], [1.0, 2.0]]
 
 
 def test_a_name_that_nobody_registered_is_refused_with_those_there_are() -> None:
