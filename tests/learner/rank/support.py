@@ -13,6 +13,7 @@ from services.learner.config import OptimizerConfig
 from services.learner.rank.config import RankConfig
 from services.learner.rank.model import Policy, load
 from services.learner.rank.optimizer import Optimizer
+from services.learner.rank.replicas import Replicas
 from services.learner.rank.step import Trainer
 from services.learner.types import StepResult, TrainBatch, TrainSequence
 from tests.learner.rank.configs import policy_config
@@ -107,6 +108,7 @@ def make_trainer(
     algorithm: AlgorithmConfig | None = None,
     checkpointing: bool = False,
     offload: bool = False,
+    replicas: Replicas | None = None,
     **optimizer: object,
 ) -> tuple[Policy, Optimizer, Trainer]:
     rank = RankConfig(
@@ -115,7 +117,8 @@ def make_trainer(
     policy = load(policy_config(folder), rank)
     settings = OptimizerConfig.model_validate({"lr": 1e-2, **optimizer})
     adamw = Optimizer(policy.named_parameters(), settings, offload=offload)
-    return policy, adamw, Trainer(policy, adamw, algorithm or AlgorithmConfig(), rank)
+    chosen = algorithm or AlgorithmConfig()
+    return policy, adamw, Trainer(policy, adamw, chosen, rank, replicas=replicas)
 
 
 @dataclass(frozen=True)

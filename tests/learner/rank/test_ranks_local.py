@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 
 from services.common.fingerprint import checksum64, fingerprint
 from services.learner.adapters.ranks_local import LocalRanks
+from services.learner.config import LearnerConfig
 from services.learner.ports import RankError
 from services.learner.rank import wire
 from services.learner.types import TrainBatch
@@ -24,15 +25,22 @@ from tests.learner.rank.support import make_batch
 Start = Callable[..., LocalRanks]
 
 
+def several(processes: int) -> LearnerConfig:
+    """So many ranks, and losses that need them all."""
+    rank = LEARNER.rank.model_copy(update={"processes": processes})
+    return LEARNER.model_copy(update={"rank": rank})
+
+
 @pytest_asyncio.fixture
 async def make_ranks(model_folder: Path, tmp_path: Path) -> AsyncIterator[Start]:
     made: list[LocalRanks] = []
 
-    def make(name: str = "run") -> LocalRanks:
+    def make(name: str = "run", processes: int = 1) -> LocalRanks:
         shm = tmp_path / f"shm-{name}"
         shm.mkdir(exist_ok=True)
         log = tmp_path / f"{name}.log"
-        made.append(LocalRanks(name, policy_config(model_folder), LEARNER, log, shm))
+        config = several(processes)
+        made.append(LocalRanks(name, policy_config(model_folder), config, log, shm))
         return made[-1]
 
     yield make
@@ -110,17 +118,65 @@ async def test_a_killed_rank_is_an_error_with_the_end_of_its_log(make_ranks: Sta
         await ranks.publish(0)
 
 
+async def test_two_ranks_train_and_one_goes_on_from_their_checkpoint(
+    make_ranks: Start, tmp_path: Path
+) -> None:
+    pair, alone = make_ranks("pair", 2), make_ranks("alone")
+    assert (await pair.start(None)).step == 0
+    with pytest.raises(RankError, match="step 5 asked for, the next one is 1"):
+        await pair.train(make_batch(step=5))
+    result = await pair.train(make_batch(step=1))
+    files = await pair.save(tmp_path / "checkpoint")
+    first = await pair.publish(1)
+    assert len(set(pair.pids)) == 2
+    assert (await alone.start(files.directory)).step == 1
+    second = await alone.publish(1)
+    assert first.fingerprint == second.fingerprint
+    left, right = [await ranks.train(make_batch(step=2)) for ranks in (pair, alone)]
+    assert left.metrics["policy/loss"] == pytest.approx(right.metrics["policy/loss"], abs=1e-6)
+    assert result.versions[0].tokens == sum(count for count in tokens(make_batch(step=1)))
+    await pair.close()
+    assert os.listdir(tmp_path / "shm-pair") == []
+    assert {"pair.log", "pair-1.log"} <= set(os.listdir(tmp_path))
+
+
+def tokens(batch: TrainBatch) -> list[int]:
+    return [int(sequence.policy_mask.sum()) for sequence in batch.sequences]
+
+
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
+async def test_one_rank_that_dies_is_an_error_of_all_within_seconds(
+    make_ranks: Start, victim: int
+) -> None:
+    ranks = make_ranks(processes=2)
+    await ranks.start(None)
+    pids = ranks.pids
+    os.kill(pids[victim], signal.SIGSTOP)
+    training = asyncio.create_task(ranks.train(make_batch()))
+    await asyncio.sleep(0.2)
+    os.kill(pids[victim], signal.SIGKILL)
+    started = time.monotonic()
+    with pytest.raises(RankError, match=rf"training rank {victim} was killed by signal 9"):
+        await training
+    assert time.monotonic() - started < 8
+    with pytest.raises(RankError, match="killed by signal 9"):
+        await ranks.train(make_batch())
+    await ranks.close()
+    assert not {str(pid) for pid in pids} & set(os.listdir("/proc"))
+
+
 ORPHAN = """
 import asyncio, sys
 from pathlib import Path
 from services.learner.rank import wire
-from tests.learner.rank.test_ranks_local import LEARNER
+from tests.learner.rank.test_ranks_local import several
 from tests.learner.rank.support import policy_config
 from services.learner.adapters.ranks_local import LocalRanks
 
 async def main():
     folder = Path(sys.argv[2])
-    ranks = LocalRanks("orphan", policy_config(Path(sys.argv[1])), LEARNER, folder / "log", folder)
+    policy, config = policy_config(Path(sys.argv[1])), several(2)
+    ranks = LocalRanks("orphan", policy, config, folder / "log", folder)
     await ranks.start(None)
     print(*ranks.pids, flush=True)
     await asyncio.sleep(60)
@@ -129,20 +185,23 @@ asyncio.run(main())
 """
 
 
-def test_a_rank_whose_parent_was_killed_ends_and_cleans_up(
-    model_folder: Path, tmp_path: Path
-) -> None:
+def test_ranks_whose_parent_was_killed_end_and_clean_up(model_folder: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", ORPHAN, str(model_folder), str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(pids) == 2
         assert len(list(tmp_path.glob("*slot*"))) == 3
         parent.kill()
     deadline = time.monotonic() + 5
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+    while any(_runs(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not Path(f"/proc/{pid}").exists() or _is_zombie(pid)
+    assert not any(_runs(pid) for pid in pids)
     assert list(tmp_path.glob("*slot*")) == []
+
+
+def _runs(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists() and not _is_zombie(pid)
 
 
 def _is_zombie(pid: int) -> bool:

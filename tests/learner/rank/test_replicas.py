@@ -1,0 +1,151 @@
+"""Several ranks make the step that one makes, whatever the algorithm."""
+
+import multiprocessing
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from services.learner.algorithm_config import AlgorithmConfig
+from services.learner.rank.replicas import Place, Replicas
+from services.learner.types import StepResult
+from tests.learner.rank.support import make_batch, make_trainer, parameters, same_bits
+
+Weights = dict[str, torch.Tensor]
+Done = tuple[list[StepResult], Weights]
+
+EVERYTHING = {
+    "advantage": "gae",
+    "proximal": "trainer",
+    "entropy_coefficient": 0.01,
+    "epochs": 2,
+    "mini_batches": 2,
+    "kl": {"coefficient": 0.05},
+    "correction": {"token_tis": 2.0, "sequence_mask_geometric": [0.5, 2.0]},
+    "overlong": {"mask_above_tokens": 35, "soft_limit": 30, "soft_buffer": 20},
+    "critic": {"lr": 1.0},
+}
+ALGORITHMS: dict[str, dict[str, object]] = {
+    "plain": {},
+    "coupled": {"loss": "gspo", "reduction": "sequence_mean"},
+    "everything": EVERYTHING,
+    "reward": {"advantage": "reinforce_pp", "kl": {"coefficient": 0.05, "place": "reward"}},
+}
+
+
+@pytest.fixture(autouse=True)
+def loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+
+
+def work(folder: Path, algorithm: object, replicas: Replicas, *, poison: bool) -> Done:
+    """Two steps of one rank, and what it holds then, its critic included."""
+    policy, _, trainer = make_trainer(
+        folder,
+        algorithm=AlgorithmConfig.model_validate(algorithm),
+        replicas=replicas,
+        # Adam divides a gradient by its own size, rounding errors too; not with this.
+        eps=1.0,
+    )
+    batch = make_batch(policy, shift=0.2)
+    if poison:
+        bad = replace(batch.sequences[0], behaviour_logprobs=batch.sequences[0].token_ids * np.nan)
+        batch = replace(batch, sequences=(bad, *batch.sequences[1:]))
+    results = [trainer.train(replace(batch, step=step), lr=1.0) for step in (1, 2)]
+    critic = trainer.critic.state() if trainer.critic is not None else {}
+    # Of another process only plain arrays come back.
+    held = {**parameters(policy), **critic}
+    return [replace(result, seconds=0.0) for result in results], held
+
+
+def child(place: Place, pipe: Connection, task: Callable[[Replicas], Done]) -> None:
+    torch.set_num_threads(1)
+    results, held = task(Replicas.join(place, torch.device("cpu")))
+    pipe.send((results, {name: value.numpy() for name, value in held.items()}))
+
+
+def run(
+    count: int, tmp_path: Path, folder: Path, algorithm: object, *, poison: bool = False
+) -> list[Done]:
+    """What each of `count` ranks did. They are forked: torch is loaded once."""
+
+    def task(replicas: Replicas) -> Done:
+        return work(folder, algorithm, replicas, poison=poison)
+
+    if count == 1:
+        return [task(Replicas())]
+    context = multiprocessing.get_context("fork")
+    pipes = [context.Pipe(duplex=False) for _ in range(count)]
+    rendezvous = tmp_path / f"rendezvous-{len(list(tmp_path.iterdir()))}"
+    children = [
+        context.Process(
+            target=child,
+            args=(Place(index=index, count=count, rendezvous=rendezvous), sender, task),
+        )
+        for index, (_, sender) in enumerate(pipes)
+    ]
+    for process in children:
+        process.start()
+    try:
+        found = [receiver.recv() for receiver, _ in pipes]
+    finally:
+        for process in children:
+            process.join(5)
+            process.kill()
+    return [
+        (results, {name: torch.from_numpy(value) for name, value in held.items()})
+        for results, held in found
+    ]
+
+
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_neither_loss_nor_update_depends_on_the_number_of_ranks(
+    model_folder: Path, tmp_path: Path, name: str
+) -> None:
+    ((alone, held),) = run(1, tmp_path, model_folder, ALGORITHMS[name])
+    for count in (2, 3):
+        first, *others = run(count, tmp_path, model_folder, ALGORITHMS[name])
+        for results, weights in others:
+            assert results == first[0]
+            assert same_bits(weights, first[1])
+        for ours, theirs in zip(first[0], alone, strict=True):
+            assert ours.metrics["policy/loss"] == pytest.approx(
+                theirs.metrics["policy/loss"], abs=1e-6
+            )
+            assert ours.metrics == pytest.approx(theirs.metrics, rel=1e-4, abs=1e-6)
+            assert ours.histograms.keys() == theirs.histograms.keys()
+            tokens = [[v.tokens for v in result.versions.values()] for result in (ours, theirs)]
+            assert tokens[0] == tokens[1]
+        for key, value in held.items():
+            torch.testing.assert_close(first[1][key], value, rtol=0, atol=1e-5)
+
+
+def test_two_runs_of_as_many_ranks_give_the_same_bits(model_folder: Path, tmp_path: Path) -> None:
+    left, right = (run(2, tmp_path, model_folder, EVERYTHING)[0] for _ in range(2))
+    assert left[0] == right[0]
+    assert same_bits(left[1], right[1])
+
+
+def test_what_is_not_finite_on_one_rank_is_refused_on_all(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    algorithm = {"advantage": "gae"}
+    ((_, untouched),) = run(1, tmp_path, model_folder, algorithm, poison=True)
+    for results, weights in run(2, tmp_path, model_folder, algorithm, poison=True):
+        assert [result.skipped for result in results] == [True, True]
+        assert same_bits(weights, untouched)
+
+
+def test_with_fewer_sequences_than_ranks_some_compute_nothing() -> None:
+    shares = [Replicas(index, 4).share([5, 9, 7]) for index in range(4)]
+    assert shares == [[1], [2], [0], []]
+
+
+def test_the_longest_sequences_are_spread() -> None:
+    lengths = [100, 1, 2, 90, 20, 30]
+    shares = [Replicas(index, 2).share(lengths) for index in range(2)]
+    assert [sum(lengths[i] for i in share) for share in shares] == [122, 121]
