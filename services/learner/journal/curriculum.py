@@ -30,7 +30,7 @@ def put_snapshot(db: sqlite3.Connection, snapshot: Snapshot) -> None:
         (change.number, change.step, cursors, time.time()),
     )
     db.executemany(
-        "INSERT OR REPLACE INTO curriculum_tasks VALUES (?, ?, ?, ?, ?, ?, ?)",
+        "INSERT OR REPLACE INTO curriculum_tasks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [astuple(state) for state in change.tasks],
     )
     db.executemany(
@@ -48,10 +48,12 @@ def stored_curriculum(db: sqlite3.Connection) -> Stored:
     number, text = newest
     cursors = {env: Cursor(*row) for env, row in json.loads(text).items()}
     rows = db.execute(
-        "SELECT task, env, standing, groups, passes, attempts, queued FROM curriculum_tasks"
+        "SELECT task, env, standing, groups, passes, attempts, queued, turn, member"
+        " FROM curriculum_tasks"
     )
     tasks = tuple(
-        TaskState(task, env, Standing(standing), *rest) for task, env, standing, *rest in rows
+        TaskState(task, env, Standing(standing), *rest, member=bool(member))
+        for task, env, standing, *rest, member in rows
     )
     return Stored(number, cursors, tasks)
 

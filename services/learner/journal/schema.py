@@ -54,7 +54,8 @@ CREATE TABLE IF NOT EXISTS curriculum (
 -- What the newest change thinks of each task; standing: active, solved, impossible, quarantined.
 CREATE TABLE IF NOT EXISTS curriculum_tasks (
   task TEXT PRIMARY KEY, env TEXT NOT NULL, standing TEXT NOT NULL, groups INTEGER NOT NULL,
-  passes REAL NOT NULL, attempts REAL NOT NULL, queued INTEGER NOT NULL);
+  passes REAL NOT NULL, attempts REAL NOT NULL, queued INTEGER NOT NULL,
+  turn INTEGER NOT NULL, member INTEGER NOT NULL);
 -- Its log; `change` is the id in `curriculum`.
 CREATE TABLE IF NOT EXISTS curriculum_events (
   id INTEGER PRIMARY KEY, change INTEGER NOT NULL, task TEXT NOT NULL, env TEXT NOT NULL,

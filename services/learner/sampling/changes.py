@@ -44,6 +44,21 @@ class TaskState:
     attempts: float = 0.0
     # Its place among the parked tasks of its environment: the lowest is probed next.
     queued: int = 0
+    # The pass in which it was last parked, quarantined or taken back, and whether that pass had
+    # begun with it.
+    turn: int = -1
+    member: bool = True
+
+    def stand(self, standing: Standing, turn: int) -> None:
+        """Change the standing during pass `turn` of its environment."""
+        was_active = self.standing is Standing.ACTIVE
+        if was_active != (standing is Standing.ACTIVE) and self.turn != turn:
+            self.turn, self.member = turn, was_active
+        self.standing = standing
+
+    def in_pass(self, turn: int) -> bool:
+        """Whether the pass that is under way, `turn`, began with it."""
+        return self.member if self.turn == turn else self.standing is Standing.ACTIVE
 
     @property
     def pass_rate(self) -> float:

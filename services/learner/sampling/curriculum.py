@@ -214,7 +214,7 @@ class Curriculum:
     def _stand(self, state: TaskState, standing: Standing) -> None:
         self.standings[state.env, state.standing] -= 1
         self.standings[state.env, standing] += 1
-        state.standing = standing
+        state.stand(standing, self._passes[state.env].cursor.turn)
 
     def _touch(self, task_key: str) -> TaskState:
         """A task's state, to be journaled with the next change."""

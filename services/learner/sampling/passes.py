@@ -1,12 +1,13 @@
 """The order of one environment's tasks: pass after pass, each a permutation of its own.
 
-A pass leaves out what is parked or quarantined when its turn comes. No draw looks at more than
-one task, but for a pass's first, which shuffles them all.
+A pass begins with the tasks that are active then, and leaves out what is parked or quarantined
+when its turn comes. No draw looks at more than one task, but for a pass's first, which shuffles
+those of the pass.
 """
 
 import random
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 
 from services.learner.sampling.changes import Cursor, Standing, TaskState
 
@@ -30,20 +31,15 @@ class Passes:
         self._probe_share = probe_share
         self._drawn, self._turn, self._position = cursor.drawn, cursor.turn, cursor.position
         self._queued = cursor.queued
-        # The pass that is under way: its tasks in order, and the place of each.
-        self._order: Sequence[int] = ()
-        self._place: Sequence[int] = ()
-        # 1 for what is left out: by place in the pass, and by task.
-        self._skipped = bytearray()
+        # 1 for what is left out, by task.
         self._out = bytearray(size)
         self._active = size
-        parked: list[tuple[int, int]] = []
-        for index, state in states:
-            if state.standing is not Standing.ACTIVE:
-                self._leave_out(index)
-            if state.standing.parked:
-                parked.append((state.queued, index))
-        self._parked = OrderedDict.fromkeys(index for _, index in sorted(parked))
+        # The pass that is under way: its tasks in order, the place of each, and 1 for those that
+        # were left out meanwhile.
+        self._order: list[int] = []
+        self._place: dict[int, int] = {}
+        self._skipped = bytearray()
+        self._restore(dict(states))
 
     @property
     def cursor(self) -> Cursor:
@@ -72,10 +68,8 @@ class Passes:
     def unpark(self, index: int) -> None:
         """Draw it again: in this pass if its place is still to come, else from the next on."""
         del self._parked[index]
-        self._out[index] = 0
         self._active += 1
-        if self._place:
-            self._skipped[self._place[index]] = 0
+        self._mark(index, 0)
 
     def remove(self, index: int) -> None:
         """Never draw it again."""
@@ -90,27 +84,45 @@ class Passes:
         return self._queued
 
     def _leave_out(self, index: int) -> None:
-        self._out[index] = 1
         self._active -= 1
-        if self._place:
-            self._skipped[self._place[index]] = 1
+        self._mark(index, 1)
+
+    def _mark(self, index: int, out: int) -> None:
+        self._out[index] = out
+        if index in self._place:
+            self._skipped[self._place[index]] = out
 
     def _next(self) -> int:
-        if not self._order:
-            self._shuffle()
         place = self._skipped.find(0, self._position)
-        while place < 0:
-            self._turn, self._position = self._turn + 1, 0
-            self._shuffle()
-            place = self._skipped.find(0)
+        if place < 0:
+            self._turn, place = self._turn + 1, 0
+            self._begin(_zeros(self._out))
         self._position = place + 1
         return self._order[place]
 
-    def _shuffle(self) -> None:
-        order = list(range(self.size))
-        random.Random(f"{self._seed}/{self.env}/{self._turn}").shuffle(order)
-        place = [0] * self.size
-        for position, index in enumerate(order):
-            place[index] = position
-        self._order, self._place = order, place
-        self._skipped = bytearray(self._out[index] for index in order)
+    def _restore(self, states: Mapping[int, TaskState]) -> None:
+        """The pass that is under way, and who is left out."""
+        turn = self._turn
+        self._begin([i for i in range(self.size) if i not in states or states[i].in_pass(turn)])
+        out = {i: state for i, state in states.items() if state.standing is not Standing.ACTIVE}
+        for index in out:
+            self._leave_out(index)
+        parked = sorted((state.queued, i) for i, state in out.items() if state.standing.parked)
+        self._parked = OrderedDict.fromkeys(index for _, index in parked)
+
+    def _begin(self, members: list[int]) -> None:
+        """A pass over these tasks, which are in order."""
+        random.Random(f"{self._seed}/{self.env}/{self._turn}").shuffle(members)
+        self._order = members
+        self._place = {index: place for place, index in enumerate(members)}
+        self._skipped = bytearray(len(members))
+
+
+def _zeros(flags: bytearray) -> list[int]:
+    """Where they are 0; skips runs of others at the speed of memory."""
+    found: list[int] = []
+    at = flags.find(0)
+    while at >= 0:
+        found.append(at)
+        at = flags.find(0, at + 1)
+    return found
