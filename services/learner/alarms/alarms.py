@@ -8,8 +8,10 @@ from services.common.log import get_logger
 from services.common.watchdog import Standstill
 from services.learner.alarms import events
 from services.learner.alarms.config import AlarmsConfig
-from services.learner.alarms.rules import StepRules
+from services.learner.alarms.rules import LearningRules
+from services.learner.alarms.task_rules import TaskRules
 from services.learner.alarms.types import Alarm, Severity, StepFacts, Streak, Verdict
+from services.learner.alarms.windows import Memory
 from services.learner.incidents import Incident
 from services.learner.ports import AlarmSink
 
@@ -31,8 +33,9 @@ class Alarms:
         """`remembered` is `memory` of an earlier start of the run, or empty."""
         self._config = config
         self._sinks = sinks
-        firsts = remembered.get("firsts", {})
-        self._rules = StepRules(config, max_staleness=max_staleness, firsts=firsts)
+        self._memory = Memory(config.window, config.count, remembered.get("firsts", {}))
+        self._learning = LearningRules(config, self._memory, max_staleness=max_staleness)
+        self._tasks = TaskRules(config, self._memory)
         self._evals = events.EvalRule(config)
         self._raised: dict[tuple[str, str], Alarm] = {}
         self._lock = threading.Lock()
@@ -41,7 +44,7 @@ class Alarms:
     @property
     def memory(self) -> dict[str, Any]:
         """What later starts of the run should know."""
-        return {"firsts": self._rules.firsts}
+        return {"firsts": self._memory.firsts}
 
     @property
     def raised(self) -> list[Alarm]:
@@ -64,7 +67,7 @@ class Alarms:
     def step_done(self, facts: StepFacts) -> None:
         """Judge a step. That it ended clears what was said about stages that stood still."""
         self.step = facts.step
-        self.judge(self._rules.of(facts))
+        self.judge([*self._learning.of(facts), *self._tasks.of(facts)])
         self._moved()
 
     def evaluated(self, version: int, metrics: Mapping[str, float]) -> None:
@@ -83,9 +86,9 @@ class Alarms:
         """A stage stands still; from the watchdog's thread."""
         self.judge([events.standstill(found.stage, found.seconds)])
 
-    def guard(self, level: int, name: str) -> None:
-        """The mismatch guard is at this level; 0 means that all is well."""
-        self.judge([events.guard(level, name)])
+    def failed(self, problem: str) -> None:
+        """The run ends in an error."""
+        self.judge([events.failed(problem)])
 
     def judge(self, verdicts: Iterable[Verdict]) -> None:
         """Raise what is bad and not raised yet, clear what is well again."""

@@ -7,6 +7,7 @@ from services.learner.alarms.types import ALL, Severity, Streak, Verdict
 from services.learner.incidents import Incident
 
 NO_PROGRESS = "no_progress"
+_CHARACTERS = 1000
 # Why tries fail, and where to look.
 _LOOK_AT = {
     "env_lost": "Its server does not start, or loses episodes: see flotilla env status and"
@@ -126,16 +127,13 @@ def damage(incident: Incident) -> Verdict:
     )
 
 
-def guard(level: int, mode: str) -> Verdict:
-    """The mismatch guard does something; it has logged the figures behind it."""
+def failed(problem: str) -> Verdict:
+    """The run ends in an error. Nobody clears it."""
     return Verdict(
-        "mismatch_guard",
+        "run_failed",
         ALL,
-        level > 0,
-        f"engine and trainer differ more than they did: the guard is at {mode}",
-        "See mismatch/* and docs/mismatch.md: temperature, dtype, rope or the chat template"
-        " differ between rollout and learner, or an engine holds other weights than it says",
-        float(level),
-        0.0,
-        Severity.ERROR if level > 1 else Severity.WARNING,
+        True,
+        problem[:_CHARACTERS],
+        "What is journaled is kept: mend the cause and resume the run",
+        severity=Severity.ERROR,
     )

@@ -69,6 +69,8 @@ class StepFacts:
     lengths: Mapping[str, float]
     # Tasks that were given up since the step before.
     given_up: Mapping[str, int]
+    # Tries that the env_gateway would not open, since the step before.
+    refused: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)

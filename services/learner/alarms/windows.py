@@ -1,6 +1,7 @@
 """Figures over several steps: one step alone is mostly noise."""
 
 from collections import deque
+from collections.abc import Mapping
 
 
 class Ratio:
@@ -26,6 +27,9 @@ class Ratio:
     def since(self) -> int:
         """The oldest step that is counted."""
         return self._steps[0][0]
+
+    def __str__(self) -> str:
+        return f"{self.part} of {self.whole} ({self.part / self.whole:.0%})"
 
     @property
     def value(self) -> float | None:
@@ -57,6 +61,40 @@ class Level:
     def total(self) -> float:
         """The sum of the newest values, however few there are."""
         return sum(self._values)
+
+
+class Memory:
+    """The ratios and levels of a set of rules, by name."""
+
+    def __init__(self, window: int, count: int, firsts: Mapping[str, float]) -> None:
+        """`firsts` is what `firsts` of an earlier start said."""
+        self._window = window
+        self._count = count
+        self._ratios: dict[str, Ratio] = {}
+        self._levels: dict[str, Level] = {}
+        self._firsts = dict(firsts)
+
+    @property
+    def firsts(self) -> dict[str, float]:
+        """Means over the first steps of the run, of all levels."""
+        found = {name: level.first for name, level in self._levels.items()}
+        return self._firsts | {n: first for n, first in found.items() if first is not None}
+
+    def ratio(self, name: str, step: int, part: int, whole: int) -> Ratio:
+        """The ratio of this name, with a step more."""
+        ratio = self._ratios.get(name)
+        if ratio is None:
+            ratio = self._ratios[name] = Ratio(self._window, self._count)
+        ratio.add(step, part, whole)
+        return ratio
+
+    def level(self, name: str, value: float) -> Level:
+        """The level of this name, with a value more."""
+        level = self._levels.get(name)
+        if level is None:
+            level = self._levels[name] = Level(self._window, self._firsts.get(name))
+        level.add(value)
+        return level
 
 
 # How far back over its limit a figure has to be, as a share of the limit, to clear its alarm.

@@ -82,4 +82,4 @@ class Recorder:
 
 def _of_ranks(result: StepResult) -> dict[str, float]:
     metrics: Mapping[str, float] = result.metrics
-    return {**metrics, "policy/skipped": float(result.skipped)}
+    return {"policy/skipped": float(result.skipped), **metrics}

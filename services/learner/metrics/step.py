@@ -49,7 +49,7 @@ def step_facts(
         signal[env] = (some + (not group.constant), whole + 1)
         tokens.setdefault(env, []).extend(record.policy_tokens for record in group.graded)
     stale = counters.dropped_groups["stale"]
-    envs = signal.keys() | counters.given_up.keys()
+    envs = signal.keys() | counters.given_up.keys() | counters.refused.keys()
     return StepFacts(
         step=step,
         metrics=metrics,
@@ -58,6 +58,7 @@ def step_facts(
         stale=(stale, stale + len(batch.all_groups)),
         lengths={env: sum(found) / len(found) for env, found in tokens.items() if found},
         given_up={env: counters.given_up[env] for env in sorted(envs)},
+        refused={env: counters.refused[env] for env in sorted(envs)},
     )
 
 

@@ -48,6 +48,7 @@ def facts(step: int, metrics: Mapping[str, float] | None = None, **changes: Any)
         "stale": (0, 8),
         "lengths": {"shop": 100.0},
         "given_up": {"shop": 0},
+        "refused": {"shop": 0},
         **changes,
     }
     well = {"policy/entropy": 1.0, "async/staleness_max": 1.0, "async/staleness_mean": 0.5}

@@ -77,8 +77,8 @@ def test_damage_on_disk_is_an_alarm_that_stays() -> None:
 @pytest.mark.parametrize(("level", "severity"), [(1, Severity.WARNING), (2, Severity.ERROR)])
 def test_the_mismatch_guards_level_is_an_alarm(level: int, severity: Severity) -> None:
     raiser, heard = alarms()
-    raiser.guard(level, "mask")
-    raiser.guard(0, "watch")
+    raiser.step_done(facts(1, {"mismatch/guard_level": float(level)}))
+    raiser.step_done(facts(2, {"mismatch/guard_level": 0.0}))
     assert heard.names == ["+mismatch_guard/all", "-mismatch_guard/all"]
     assert heard.alarms[0].verdict.severity is severity
 

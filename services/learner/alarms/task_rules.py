@@ -1,0 +1,93 @@
+"""Rules about tasks and environments, over finished steps. Pure, but for the memory of the steps
+before."""
+
+from collections.abc import Iterable
+
+from services.learner.alarms.config import AlarmsConfig
+from services.learner.alarms.types import Severity, StepFacts, Verdict
+from services.learner.alarms.windows import Memory, too_high
+
+
+class TaskRules:
+    """Whether tasks can be played and graded."""
+
+    def __init__(self, config: AlarmsConfig, memory: Memory) -> None:
+        self._config = config
+        self._memory = memory
+
+    def of(self, facts: StepFacts) -> list[Verdict]:
+        """Verdicts on everything of which there is enough to judge."""
+        return [
+            *self._no_grade(facts),
+            *self._given_up(facts),
+            *self._quarantine(facts),
+            *self._refused(facts),
+        ]
+
+    def _no_grade(self, facts: StepFacts) -> Iterable[Verdict]:
+        limit = self._config.no_grade_rate
+        for env, (part, whole) in facts.no_grade.items():
+            ratio = self._memory.ratio(f"no_grade/{env}", facts.step, part, whole)
+            if ratio.value is None:
+                continue
+            yield Verdict(
+                "no_grade_rate",
+                env,
+                too_high(ratio.value, limit),
+                f"in steps {ratio.since} to {facts.step} the grade of {ratio} tries is not known",
+                "Look for the reason in the gateway's log (logs/env_gateway-0.log) and grade one"
+                " attempt by hand (flotilla env try); these tries are not trained on",
+                ratio.value,
+                limit,
+            )
+
+    def _given_up(self, facts: StepFacts) -> Iterable[Verdict]:
+        limit = self._config.given_up_tasks
+        for env, count in facts.given_up.items():
+            tasks = self._memory.level(f"given_up/{env}", float(count)).total
+            yield Verdict(
+                "given_up_tasks",
+                env,
+                tasks >= limit or (False if tasks == 0 else None),
+                f"{tasks:.0f} of its tasks were given up within {self._config.window} steps: too"
+                " few of their attempts could be graded",
+                "The log names them (a task was given up): mend the tasks or their verifier, or"
+                " take them out of the task file",
+                tasks,
+                limit,
+            )
+
+    def _quarantine(self, facts: StepFacts) -> Iterable[Verdict]:
+        for name in facts.metrics:
+            prefix, _, rest = name.partition("/")
+            env, _, figure = rest.partition("/")
+            if (prefix, figure) != ("sampling", "quarantine_refused"):
+                continue
+            tasks = self._memory.level(f"quarantine/{env}", facts.metrics[name]).total
+            yield Verdict(
+                "quarantine_stopped",
+                env,
+                tasks > 0,
+                f"{tasks:.0f} of its tasks cannot be graded within {self._config.window} steps, but"
+                " are not quarantined: as many as learner.sampling.quarantine_share allows are",
+                "It is rather the environment or its verifier that does not work: see"
+                " logs/env_gateway-0.log, and grade one attempt by hand (flotilla env try)",
+                tasks,
+                severity=Severity.ERROR,
+            )
+
+    def _refused(self, facts: StepFacts) -> Iterable[Verdict]:
+        limit = self._config.failing_tries
+        for env, count in facts.refused.items():
+            tries = self._memory.level(f"refused/{env}", float(count)).total
+            yield Verdict(
+                "refused_tasks",
+                env,
+                tries >= limit or (False if tries == 0 else None),
+                f"the gateway would not open {tries:.0f} tries at its tasks within"
+                f" {self._config.window} steps",
+                "The gateway's answer is in the log, and with each attempt (flotilla show): mend"
+                " the task file or the environment's entry in the spec",
+                tries,
+                limit,
+            )
