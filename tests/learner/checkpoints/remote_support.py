@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ SPEC = json.dumps({"name": "test"})
 
 
 @contextmanager
-def s3_server() -> Iterator[str]:
+def s3_server() -> Generator[str]:
     """The endpoint of an S3 that forgets everything, with a bucket."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     server.start()

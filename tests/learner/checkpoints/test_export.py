@@ -1,5 +1,6 @@
 """A checkpoint as a model folder: what is in it, and that others load the same model from it."""
 
+import asyncio
 import hashlib
 import json
 import shutil
@@ -27,6 +28,7 @@ from services.learner.rank.optimizer import Optimizer
 from tests.learner.checkpoints.remote_support import Machine, query, train
 from tests.learner.rank.configs import policy_config
 from tests.learner.rank.support import YARN, reference_logprobs, write_model
+from tests.learner.support import learner, make_config
 
 TOKENIZER = {"tokenizer.json": "{}", "tokenizer_config.json": '{"chat_template": "x"}'}
 
@@ -97,10 +99,9 @@ def test_its_weights_are_rounded_to_the_dtype_of_the_run_as_torch_rounds(tmp_pat
 
 def test_bfloat16_of_every_kind_of_number_is_that_of_torch() -> None:
     bits = np.random.default_rng(0).integers(0, 2**32, 1 << 20, dtype=np.uint32)
-    special = np.array(
-        [0, 0x80000000, 0x7F800000, 0xFF800000, 0x7F7FFFFF, 1, 0x3F808000, 0x3F818000]
-    )
-    values = np.concatenate([bits, special.astype(np.uint32)]).view(np.float32)
+    # Zeros, infinities, the largest, the least, and two that lie halfway.
+    special = [0, 1 << 31, 0x7F800000, 0xFF800000, 0x7F7FFFFF, 1, 0x3F808000, 0x3F818000]
+    values = np.concatenate([bits, np.array(special, np.uint32)]).view(np.float32)
     expected = torch.from_numpy(values.copy()).bfloat16()
     found = torch.from_numpy(to_bfloat16(values).view(np.int16)).view(torch.bfloat16)
     assert torch.equal(found.isnan(), expected.isnan())
@@ -165,6 +166,11 @@ async def test_a_run_that_is_done_leaves_its_model_and_one_that_is_drained_does_
     calls.clear()
     await train(tmp_path, None, FakeRanks(tmp_path / "weights"), steps=5, export=note)
     assert [name for name, _ in calls] == ["step-000005"]
+    calls.clear()
+    async with learner(tmp_path, make_config(tmp_path, steps=7), export=note) as running:
+        running.runtime.drain.set()
+        await asyncio.wait_for(running.task, 20)
+    assert calls == []
 
 
 async def write_run(folder: Path) -> Path:
@@ -200,7 +206,7 @@ async def test_the_command_exports_a_kept_checkpoint_and_refuses_others(
             str(tmp_path / "b"),
             "--step",
             "6",
-        ): "no checkpoint of step 6; it has those of 5, 7",
+        ): "step 6; it has those of 5, 7",
     }
     for arguments, why in refusals.items():
         assert command.main([str(run_dir), *arguments]) == 2
