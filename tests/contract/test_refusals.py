@@ -1,0 +1,55 @@
+"""What the gateway refuses, through the rollout's client, in the learner's words."""
+
+import pytest
+
+from flotilla.env_gateway.v1 import episode_service_pb2_grpc
+from services.common import rpc
+from services.env_gateway.adapters.fake import FakeBackend
+from services.env_gateway.service import EpisodeService
+from services.learner.sampling.refusals import Refusal, refusal_of
+from services.learner.trajectory import Trajectory
+from services.learner.types import AttemptKey, FailureKind
+from services.rollout.adapters.env_gateway import GatewayEnvironment
+from services.rollout.ports import EnvironmentLost
+from services.rollout.types import AttemptKey as RolloutKey
+from services.rollout.types import OpenRequest
+from tests.contract.test_episode_service import TOKEN
+from tests.env_gateway.support import running, task_json
+
+
+async def opened(task: str) -> str:
+    """Why an episode could not be opened, in the words that a failed try carries."""
+    async with running(FakeBackend()) as gateway:
+        server = rpc.server(token=TOKEN)
+        service = EpisodeService(gateway, lambda: None)
+        episode_service_pb2_grpc.add_EpisodeServiceServicer_to_server(service, server)
+        async with (
+            rpc.serving(server, "127.0.0.1:0", grace_s=0.1) as at,
+            rpc.channel(at.address, token=TOKEN) as channel,
+        ):
+            environment = GatewayEnvironment(
+                channel, run_id="run", worker_id="w", renew_interval_s=1.0
+            )
+            with pytest.raises(EnvironmentLost) as caught:
+                async with environment.open(OpenRequest(RolloutKey("g", 0, 0), task, 1, 5.0)):
+                    raise AssertionError("it was opened")
+            return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("task", "refusal", "said"),
+    [
+        (task_json(env_id="elsewhere"), Refusal.UNKNOWN_ENVIRONMENT, "has no environment 'elsewhere'"),
+        ('{"key": "t", "prompt": "p"}', Refusal.BAD_TASK, "env_id (or env_key) is missing"),
+    ],
+)
+async def test_the_learner_recognises_what_the_gateway_refuses_for_good(
+    task: str, refusal: Refusal, said: str
+) -> None:
+    detail = await opened(task)
+    key = AttemptKey("g", 0, 0)
+    lost = Trajectory(key, "", (), b"", failure=FailureKind.ENV_LOST, detail=detail)
+    found = refusal_of([lost])
+    assert found is not None
+    assert found[0] is refusal
+    assert said in found[1]
