@@ -68,9 +68,7 @@ class Loop:
             if batch is None:
                 return await self._stop_early()
             ruling = await judged(self._parts, batch, self._version, self._save)
-            if ruling.resync:
-                continue
-            if not await self._step(batch, ruling.settings):
+            if not ruling.resync and not await self._step(batch, ruling.settings):
                 return await self._stop_early(save=False)
         return await self._finish()
 

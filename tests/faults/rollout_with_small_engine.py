@@ -1,6 +1,7 @@
 """The rollout service with `SmallEngine` as its fake engine: a module for `[launcher.modules]`.
 
-`FLOTILLA_TEST_TASKS` names the task file that the engine knows the answers to.
+`FLOTILLA_TEST_TASKS` names the task file that the engine knows the answers to, and
+`FLOTILLA_TEST_ROPE_THETA` the base by which it encodes positions, where it is not the model's.
 """
 
 import os
@@ -17,9 +18,11 @@ from services.rollout.__main__ import DOC, load, registry  # noqa: E402
 from services.rollout.adapters import fake  # noqa: E402
 from services.rollout.config import RolloutConfig  # noqa: E402
 from services.rollout.ports import Tokenizer  # noqa: E402
+from tests.faults import small_policy  # noqa: E402
 from tests.faults.small_engine import SmallEngine  # noqa: E402
 
 TURN_S = 0.1
+ROPE = "FLOTILLA_TEST_ROPE_THETA"
 
 
 def _engine(tokenizer: Tokenizer, turn_end_id: int) -> SmallEngine:
@@ -29,4 +32,5 @@ def _engine(tokenizer: Tokenizer, turn_end_id: int) -> SmallEngine:
 
 if __name__ == "__main__":
     setattr(fake, "FakeEngine", _engine)  # noqa: B010 - a class in place of which a function stands
+    vars(small_policy)["ROPE_THETA"] = float(os.environ.get(ROPE, small_policy.ROPE_THETA))
     entry("rollout", RolloutConfig, load, doc=DOC, registry=registry)

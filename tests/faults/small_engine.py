@@ -55,7 +55,10 @@ class SmallEngine(FakeEngine):
         return Completion(kept, scores[-len(kept) :], spans, cut=len(ids) > max_tokens)
 
     def _turn(self, text: str, seed: int) -> str:
-        """The next call of the plan; a lazy half of the attempts says at once that it is done."""
+        """The next call of the plan; a lazy half of the attempts says at once that it is done, and
+        so does the answer to what is no task."""
+        if QUESTION not in text:
+            return "<done>"
         prompt = text.split(QUESTION, 1)[1].split("<|im_end|>", 1)[0]
         calls = plan(self._tasks[prompt])
         turn = text.count(ANSWER) - 1

@@ -1,0 +1,126 @@
+"""How far engine and trainer differ when nothing is wrong: what the guard's bounds stand on.
+
+    python -m benchmarks.mismatch build/tiny-0
+
+For each dtype, vLLM and a training rank get the same weights; vLLM samples, the rank scores. One
+line for each, as in the table of docs/mismatch.md. About a minute for each dtype.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from transformers import AutoConfig, AutoTokenizer
+
+from services.common.spec import PolicyConfig
+from services.learner.guard.bounds import BOUNDS
+from services.learner.guard.probes import probe_batch
+from services.learner.guard.types import Probe, ProbeResult
+from services.learner.rank.comparing import Comparing
+from services.learner.rank.config import RankConfig
+from services.learner.rank.model import load
+from services.learner.rank.publish import WeightSlots
+from services.learner.types import TrainBatch
+from services.rollout.adapters.vllm import VllmEngine
+from services.rollout.adapters.vllm_options import Model
+from services.rollout.config import EngineConfig
+from services.rollout.types import PolicyId, Publication, Sampling
+
+Dtype = Literal["float32", "bfloat16"]
+DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
+TASKS = Path("build/tasks/heldout.json")
+TOKENS = 40
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", type=Path, help="a folder of a Hugging Face model")
+    parser.add_argument("--samples", type=int, default=128)
+    given = parser.parse_args()
+    print("dtype     temperature  tokens  mean     99.9 %   max      KL")
+    for dtype in DTYPES:
+        asyncio.run(measure(given.model, dtype, given.samples))
+
+
+async def measure(model: Path, dtype: Dtype, samples: int) -> None:
+    """Print one line for each temperature."""
+    length = min(512, AutoConfig.from_pretrained(str(model)).max_position_embeddings)
+    config = PolicyConfig(model=str(model), dtype=dtype, max_model_len=length)
+    policy, rank = load(config, RankConfig()), RankConfig()
+    engine = await VllmEngine.start(EngineConfig(device="cpu", max_num_seqs=64), served(config))
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            slots = WeightSlots(
+                policy.named_parameters(), policy.compute_dtype, Path(folder), "bench"
+            )
+            path, fingerprint, manifest = slots.write(0)
+            publication = Publication(
+                policy=PolicyId(1, 0, fingerprint),
+                manifest=manifest,
+                total_bytes=slots.total_bytes,
+                transport="shm",
+                location=str(path),
+                canary_token_ids=np.zeros(0, np.int32),
+                timeout_s=60.0,
+            )
+            await engine.load(publication, path)
+            comparing = Comparing(policy, slots, config, rank)
+            for temperature in (1.0, 0.7):
+                batch = await sampled(engine, model, samples, temperature, length)
+                found = comparing.compare(batch, 0, diagnose=False).versions[0]
+                show(dtype, temperature, found)
+    finally:
+        await engine.close()
+
+
+def served(config: PolicyConfig) -> Model:
+    tokenizer: Any = AutoTokenizer.from_pretrained(config.model)
+    return Model(Path(config.model), config, [tokenizer.convert_tokens_to_ids("<|im_end|>")])
+
+
+async def sampled(
+    engine: VllmEngine, model: Path, samples: int, temperature: float, length: int
+) -> TrainBatch:
+    """Continuations of tasks' prompts, as the guard gets them."""
+    probes = [
+        Probe(ids[: length - TOKENS], TOKENS, temperature, seed)
+        for seed, ids in enumerate(prompts(model, samples))
+    ]
+    asked = [
+        engine.generate(p.prompt_token_ids, Sampling(temperature, p.seed), p.max_tokens)
+        for p in probes
+    ]
+    answers = await asyncio.gather(*asked)
+    return probe_batch(0, probes, [ProbeResult(a.token_ids, a.logprobs) for a in answers])
+
+
+def prompts(model: Path, count: int) -> list[Any]:
+    tokenizer: Any = AutoTokenizer.from_pretrained(str(model))
+    tasks = json.loads(TASKS.read_text())["tasks"]
+    texts = [tasks[number % len(tasks)]["prompt"] for number in range(count)]
+    chats = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
+        )
+        for text in texts
+    ]
+    return [np.array(tokenizer.encode(chat, add_special_tokens=False), np.int32) for chat in chats]
+
+
+def show(dtype: str, temperature: float, found: Any) -> None:
+    bound = BOUNDS[dtype]
+    print(
+        f"{dtype:9} {temperature:11}  {found.tokens:6}  {found.abs_diff:.1e}  "
+        f"{found.abs_diff_tail:.1e}  {found.abs_diff_max:.1e}  {found.kl:.1e}"
+        f"   bound: {bound.mean:g}, {bound.tail:g}, -, {bound.kl:g}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

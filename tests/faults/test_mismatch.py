@@ -1,0 +1,40 @@
+"""Real runs whose engine is set up otherwise than the trainer: none begins, and each says why."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from services.learner.guard.report import FILE_NAME
+from tests.faults.harness import FaultRun
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+
+
+@pytest.mark.parametrize(
+    ("theta", "temperature", "setting", "sentence"),
+    [
+        ("1e6", 1.0, "rope", "with rope_theta = 1000000"),
+        # The engine knows nothing of temperatures: all that it reports is of 1.
+        ("1e4", 0.7, "temperature", "those of 1, learner.temperature is 0.7"),
+    ],
+)
+async def test_a_run_with_a_mismatch_is_refused_by_the_launcher_with_the_reason(
+    new_run: Callable[..., FaultRun],
+    monkeypatch: pytest.MonkeyPatch,
+    theta: str,
+    temperature: float,
+    setting: str,
+    sentence: str,
+) -> None:
+    monkeypatch.setenv("FLOTILLA_TEST_ROPE_THETA", theta)
+    run = new_run(learner={"temperature": temperature})
+    await run.train()
+    assert await run.exit() != 0
+    assert "engine and trainer disagree, the run does not start" in run.output, run.state()
+    assert sentence in run.output
+    report = json.loads((run.folder / FILE_NAME).read_text())
+    assert report["diagnosis"]["setting"] == setting
+    assert run.steps() == 0
+    assert run.query("SELECT * FROM checkpoints") == []
+    await run.gone(10.0)
