@@ -18,7 +18,7 @@ from services.launcher.console import report
 from services.launcher.console.board import Board, duration_text
 from services.launcher.console.interrupts import Interrupts
 from services.launcher.console.prepare import PrepareError, run_all
-from services.launcher.console.views import PlainView
+from services.launcher.console.views import PlainView, draw
 from services.launcher.ports import BackendError, Launch
 from services.launcher.registry import Member, ReplacedError, Roster
 from services.launcher.runs import Replica, ReplicaState, Run, RunState, Unit
@@ -160,6 +160,20 @@ def test_a_plain_line_per_step_with_the_time_left() -> None:
     assert len(lines) == 3
     assert lines[-1].startswith("step 3/50  training  pass@1 50.0%  (booking 25%)")
     assert lines[-1].endswith("3 min 8 s left")
+
+
+def test_alarms_that_are_raised_are_in_the_line_of_a_step() -> None:
+    board, console = Board(), Console(record=True, width=200, file=io.StringIO())
+    event = progress(4, 100)
+    event.progress.metrics["alarms/signal_ratio/shop"] = 1.0
+    event.progress.metrics["alarms/skipped_update/all"] = 1.0
+    event.progress.metrics["alarms/raised"] = 2.0
+    board.take(event)
+    PlainView(console).update(board)
+    console.print(draw(board))
+    text = console.export_text()
+    assert "ALARM: signal_ratio of shop, skipped_update" in text
+    assert "alarm: signal_ratio of shop, alarm: skipped_update" in text
 
 
 def test_durations_read_well() -> None:

@@ -92,6 +92,13 @@ def by_env(metrics: Mapping[str, float], prefix: str) -> dict[str, float]:
     return found
 
 
+def raised(metrics: Mapping[str, float]) -> list[str]:
+    """The alarms that are raised, out of `alarms/{rule}/{scope}`."""
+    parts = [name.split("/") for name in sorted(metrics)]
+    found = [part[1:] for part in parts if part[0] == "alarms" and len(part) == 3]
+    return [rule if scope == "all" else f"{rule} of {scope}" for rule, scope in found]
+
+
 def duration_text(seconds: float) -> str:
     """`42 s`, `3 min 5 s`, `2 h 10 min`."""
     whole = round(seconds)

@@ -15,9 +15,10 @@ from rich.table import Table
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common import rpc
 from services.launcher import address_file
-from services.launcher.console.board import duration_text
+from services.launcher.console.board import duration_text, raised
 from services.launcher.console.connection import Connection, LauncherError, connected
 from services.launcher.console.interrupts import InterruptedByUserError, Interrupts
+from services.launcher.console.report import ALARMS_FILE
 from services.launcher.console.views import numbers
 from services.launcher.logs import read, sources, tail_position
 from services.launcher.store import Store, StoredRun
@@ -215,6 +216,9 @@ def _print_run(stored: StoredRun, runs: Path, console: Console) -> None:
             replica.label, replica.state, replica.phase, replica.address, str(replica.restarts), pid
         )
     console.print(table)
+    for alarm in raised(stored.metrics):
+        told = runs / run.run_id / ALARMS_FILE
+        console.print(f"alarm: {alarm}, see {told}", style="red", highlight=False, soft_wrap=True)
     for name, value in sorted(stored.metrics.items()):
         console.print(f"{name} = {value:.6g}", highlight=False)
     console.print(f"files: {runs / run.run_id}", highlight=False, soft_wrap=True)

@@ -11,6 +11,7 @@ from rich.table import Table
 METRICS_FILE = "metrics.jsonl"
 SUMMARY_FILE = "summary.json"
 CURVE_FILE = "curve.svg"
+ALARMS_FILE = "alarms.jsonl"
 
 
 def read_summary(run_dir: Path) -> dict[str, Any] | None:
@@ -121,6 +122,7 @@ def print_report(run_dir: Path, console: Console, *, evaluated: bool = False) ->
         SUMMARY_FILE: "before and after, as numbers",
         CURVE_FILE: "learning curve",
         METRICS_FILE: "every metric of every step",
+        ALARMS_FILE: "alarms, each with its cause and what to try",
         "logs": "what each service wrote",
         "spec.json": "the run spec",
     }

@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from services.launcher.console.board import STATE_NAMES, Board, duration_text
+from services.launcher.console.board import STATE_NAMES, Board, duration_text, raised
 
 # Metric, heading and format of the numbers shown, in this order, where the learner sends them.
 _NUMBERS = (
@@ -65,6 +65,8 @@ class PlainView:
         parts += [f"{heading} {value}" for heading, value in numbers(board.metrics).items()]
         envs = [f"{env} {value:.0%}" for env, value in sorted(board.pass_by_env().items())]
         parts += [f"({', '.join(envs)})"] if envs else []
+        if alarms := raised(board.metrics):
+            parts.append(f"ALARM: {', '.join(alarms)}")
         if board.seconds_left:
             parts.append(f"{duration_text(board.seconds_left)} left")
         self.line("  ".join(part for part in parts if part))
@@ -102,7 +104,9 @@ def draw(board: Board) -> Group:
     services = "  ".join(
         f"{name} {state}" for name, state in sorted(board.replicas.items()) if state != "stopped"
     )
-    return Group(head, table if cells else Text(""), Text(services, style="dim"))
+    alarms = Text(", ".join(f"alarm: {name}" for name in raised(board.metrics)), style="red")
+    shown = [head, table if cells else Text(""), *([alarms] if alarms else [])]
+    return Group(*shown, Text(services, style="dim"))
 
 
 @contextmanager
