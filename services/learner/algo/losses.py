@@ -99,7 +99,8 @@ def gspo(tokens: LossInput, config: AlgorithmConfig) -> TokenLoss:
     GSPO, arXiv 2507.18071, equations 5 and 7, in its token form GSPO-token, equations 13 and 14:
     sg[s] * pi / sg[pi], whose value is s and whose gradient by a token's logprob is s times that
     of the token. Where a sequence's tokens share advantage and weight, loss and gradient are
-    GSPO's own; a token that is masked gets none, which in GSPO's own form it would.
+    GSPO's own. A token that a correction masks counts in s and gets no gradient, which in GSPO's
+    own form it would.
     """
     means = sequence_means((tokens.logprobs - tokens.old).detach(), tokens.sequence, tokens.count)
     shared = means.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)[tokens.sequence]

@@ -1,5 +1,11 @@
 """The whole objective of a policy update: loss, corrections, masks, KL penalty, entropy bonus.
 
+Of a token: w * (c * loss(ratio, A) + coefficient * KL - entropy_coefficient * H), with w from
+`reductions` and c from `corrections`; all of it 0 where a correction masks the token. With
+`proximal = "trainer"` and c = min(proximal / behaviour, cap) this is decoupled PPO,
+-c * min(u A, clip(u) A) with u = policy / proximal (arXiv 2110.00641; for asynchronous training
+AReaL, arXiv 2505.24298).
+
 A step's `Objective` says what it needs to know beforehand; `on` makes it the weighted loss of
 one pack's tokens, in the form that the fused head takes.
 """

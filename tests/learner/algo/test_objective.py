@@ -42,7 +42,7 @@ def weights(drawn: Sample) -> Tensor:
 
 
 def test_decoupled_ppo_is_the_clipped_loss_weighed_by_proximal_over_behaviour() -> None:
-    """arXiv 2110.00641, equation 7, and AReaL, arXiv 2505.24298, equation 5, with a cap of 2."""
+    """Decoupled PPO, arXiv 2110.00641 and 2505.24298, its weight truncated at 2."""
     drawn = sample(LENGTHS)
     keys = {"proximal": "trainer", "mini_batches": 2, "correction": {"token_tis": 2.0}}
     loss, slope, _ = evaluate(drawn, keys, proximal=True)
