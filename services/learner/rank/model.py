@@ -122,7 +122,7 @@ def read_model(config: PolicyConfig, source: str | Path | None = None) -> PreTra
     try:
         settings = AutoConfig.from_pretrained(place, **options)
         apply_rope_scaling(settings, config)
-        model, loading = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             place,
             config=settings,
             dtype=torch.float32,
@@ -133,6 +133,7 @@ def read_model(config: PolicyConfig, source: str | Path | None = None) -> PreTra
         )
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(f"policy.model {place!r} cannot be loaded: {error}") from error
+    model, loading = loaded
     if loading["missing_keys"]:
         # transformers would go on with random numbers in their place.
         missing = sorted(loading["missing_keys"])

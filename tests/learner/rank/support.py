@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -151,6 +152,11 @@ def train(
     for step in range(1, steps):
         trainer.train(replace(batch, step=step), lr)
     return Step(policy, trainer.train(replace(batch, step=steps), lr))
+
+
+def only(key: str, value: object) -> dict[str, Any]:
+    """One key of an algorithm whose name is a variable."""
+    return {key: value}
 
 
 def changed(batch: TrainBatch, **values: object) -> TrainBatch:

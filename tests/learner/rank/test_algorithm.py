@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from tests.learner.rank.support import (
     changed,
     make_batch,
     make_trainer,
+    only,
     parameters,
     same_bits,
     train,
@@ -77,7 +79,9 @@ def test_no_two_names_mean_the_same(
     # In the first step the critic knows nothing, and gae is reinforce_pp.
     critic = {"lr": 0.01}
     found = [
-        train(model_folder, moved(batch, shift, 4 * shift), steps=2, critic=critic, **{key: name})
+        train(
+            model_folder, moved(batch, shift, 4 * shift), steps=2, critic=critic, **only(key, name)
+        )
         for name in names
     ]
     norms = [round(step.metrics["policy/grad_norm"], 6) for step in found]
@@ -106,7 +110,11 @@ def test_a_plugin_brings_an_advantage_and_a_loss(
     """
     (tmp_path / "contrary_plugin.py").write_text(dedent(module))
     monkeypatch.syspath_prepend(tmp_path)
-    chosen = {"plugins": ["contrary_plugin"], "advantage": "contrary", "loss": "likelihood"}
+    chosen: dict[str, Any] = {
+        "plugins": ["contrary_plugin"],
+        "advantage": "contrary",
+        "loss": "likelihood",
+    }
     step = train(model_folder, batch, **chosen)
     assert step.gain(initial, better(batch)) < 0
 
@@ -139,7 +147,7 @@ def test_within_wider_bounds_a_sample_that_is_off_moves_the_policy_more(
     ratios: tuple[float, float],
 ) -> None:
     off = moved(batch, *ratios)
-    cut, free = (train(model_folder, off, loss=loss, **{key: v}) for v in (narrow, wide))
+    cut, free = (train(model_folder, off, loss=loss, **only(key, v)) for v in (narrow, wide))
     assert cut.metrics["policy/clip_ratio"] > free.metrics["policy/clip_ratio"]
     assert cut.metrics["policy/grad_norm"] < free.metrics["policy/grad_norm"]
 
@@ -151,7 +159,7 @@ def test_a_sharper_gate_of_sapo_closes_sooner(
     model_folder: Path, batch: TrainBatch, key: str, ratios: tuple[float, float]
 ) -> None:
     off = moved(batch, *ratios)
-    soft, sharp = (train(model_folder, off, loss="sapo", **{key: tau}) for tau in (1.0, 8.0))
+    soft, sharp = (train(model_folder, off, loss="sapo", **only(key, tau)) for tau in (1.0, 8.0))
     assert sharp.metrics["policy/grad_norm"] < soft.metrics["policy/grad_norm"]
 
 
@@ -189,7 +197,7 @@ def test_reductions_weigh_tokens_as_they_say(model_folder: Path, batch: TrainBat
     by_sequence = train(model_folder, batch, reduction="sequence_mean").metrics
     assert by_sequence["policy/loss"] == pytest.approx(naive_sequence_mean(batch), abs=1e-5)
     by_token = train(model_folder, batch, reduction="token_mean").metrics
-    norm = {"reduction": "sequence_mean_token_sum_norm"}
+    norm: dict[str, Any] = {"reduction": "sequence_mean_token_sum_norm"}
     by_constant = train(model_folder, batch, **norm, norm_tokens=50).metrics
     tokens = sum(int(s.policy_mask.sum()) for s in batch.sequences)
     scale = tokens / (50 * len(batch.sequences))

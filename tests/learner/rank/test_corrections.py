@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from services.learner.types import StepSettings, StopReason, TrainBatch, TrainSe
 from tests.learner.rank.configs import policy_config
 from tests.learner.rank.support import changed, make_batch, parameters, same_bits, train
 
-DECOUPLED = {"proximal": "trainer"}
+DECOUPLED: dict[str, Any] = {"proximal": "trainer"}
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +130,11 @@ def test_masks_are_those_of_the_steps_start_in_every_epoch(
     model_folder: Path, batch: TrainBatch
 ) -> None:
     """The policy moves out of the bounds in the first epoch; that must mask nothing."""
-    tight = {"correction": {"token_mask": [0.99, 1.01]}, "epochs": 3, "clip_high": 9.0}
+    tight: dict[str, Any] = {
+        "correction": {"token_mask": [0.99, 1.01]},
+        "epochs": 3,
+        "clip_high": 9.0,
+    }
     far = train(model_folder, batch, lr=3e-2, **tight)
     assert far.metrics["mismatch/masked_fraction"] == 0.0
     assert far.metrics["policy/post_update_kl"] > 0.01

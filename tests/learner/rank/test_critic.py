@@ -16,7 +16,7 @@ from services.learner.rank.model import Policy, load
 from services.learner.rank.setup import CRITIC, Models, Setup, load_models
 from services.learner.types import Histogram, StepResult, TrainBatch
 from tests.learner.rank.configs import policy_config
-from tests.learner.rank.support import make_batch, make_trainer, parameters, same_bits
+from tests.learner.rank.support import make_batch, make_trainer, only, parameters, same_bits
 
 
 def gae(**critic: object) -> AlgorithmConfig:
@@ -68,7 +68,7 @@ def test_it_learns_what_the_batch_returned_the_sooner_the_higher_its_rate(
 @pytest.mark.parametrize("key", ["discount", "trace_decay"])
 def test_with_less_of_it_early_tokens_get_less_of_the_reward(model_folder: Path, key: str) -> None:
     """Without an opinion of the critic all tokens of an attempt get its reward at 1."""
-    whole, (fading, *_) = (run(model_folder, **{key: value})[0] for value in (1.0, 0.8))
+    whole, (fading, *_) = (run(model_folder, **only(key, value))[0] for value in (1.0, 0.8))
     assert different(whole[0].histograms["policy/advantage"]) == 2
     assert different(fading.histograms["policy/advantage"]) > 5
 

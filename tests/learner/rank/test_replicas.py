@@ -18,7 +18,7 @@ from tests.learner.rank.support import make_batch, make_trainer, parameters, sam
 Weights = dict[str, torch.Tensor]
 Done = tuple[list[StepResult], Weights]
 
-EVERYTHING = {
+EVERYTHING: dict[str, object] = {
     "advantage": "gae",
     "proximal": "trainer",
     "entropy_coefficient": 0.01,
