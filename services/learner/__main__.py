@@ -12,6 +12,7 @@ from services.learner.ports import RemoteStore
 
 def _load() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
     from services.learner.adapters.alarm_sinks import alarm_sinks_of
+    from services.learner.adapters.model_files import check_model_files
     from services.learner.adapters.model_folder import tokenizer_digests_of
     from services.learner.adapters.ranks_local import LocalRanks
     from services.learner.adapters.trackers import trackers_of
@@ -21,6 +22,7 @@ def _load() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
     async def run(runtime: Runtime[LearnerConfig]) -> None:
         logs = runtime.run_dir / "logs"
         policy = runtime.shared.policy
+        check_model_files(policy, runtime.run_dir)
         tokenizer = tokenizer_digests_of(policy)
         ranks = LocalRanks(runtime.run_id, policy, runtime.config, logs / "learner-rank-0.log")
         weights = WeightServer(runtime.run_id, logs / "learner-weights.log")

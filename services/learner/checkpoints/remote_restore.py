@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from services.common.log import get_logger
 from services.learner.checkpoints.durable import sync_folder
+from services.learner.checkpoints.export import MODEL
 from services.learner.checkpoints.remote_layout import (
     JOURNAL,
     MANIFESTS,
@@ -37,6 +38,7 @@ from services.learner.checkpoints.remote_layout import (
 )
 from services.learner.checkpoints.remote_mend import Restored, cut_metrics, mend_journal
 from services.learner.checkpoints.remote_upload import persist, read_markers, sleep
+from services.learner.checkpoints.tensor_files import TensorFileError, check_dtype, read_header
 from services.learner.journal.schema import SCHEMA_VERSION
 from services.learner.ports import RemoteRefusedError, RemoteStore
 
@@ -142,6 +144,7 @@ def _restore(
             source = f"{manifest.stamp.folder}/{file_name}"
             _download(store, source, folder / file_name, file)
         _check_spec(folder / SPEC, store.url, name)
+        _check_tensors(folder / RANK_FOLDER)
         restored = _mend(folder, store.url, manifest, found, run_dir)
         _settle(folder)
         _refuse_existing(run_dir)
@@ -169,6 +172,17 @@ def _download(store: RemoteStore, source: str, target: Path, file: RemoteFile) -
         if hashlib.file_digest(data, "sha256").hexdigest() != file.sha256:
             raise _DamagedError(f"{source} is not what was uploaded")
         os.fsync(data.fileno())
+
+
+def _check_tensors(folder: Path) -> None:
+    """Before anything maps them; the master weights of a checkpoint are float32."""
+    try:
+        for path in sorted(folder.rglob("*.safetensors")):
+            read_header(path)
+        if (folder / MODEL).exists():
+            check_dtype(folder / MODEL, "F32")
+    except TensorFileError as error:
+        raise _DamagedError(str(error)) from error
 
 
 def _check_spec(path: Path, url: str, name: str) -> None:

@@ -75,7 +75,7 @@ def read_header(path: Path) -> dict[str, TensorSpan]:
     return spans
 
 
-def check_same_dtype(path: Path, dtype: str) -> None:
+def check_dtype(path: Path, dtype: str) -> None:
     """Raises TensorFileError when a floating-point tensor is not of `dtype` ("F32")."""
     for name, span in read_header(path).items():
         if "F" in span.dtype and span.dtype != dtype:

@@ -1,0 +1,94 @@
+"""Refuses a policy whose files cannot be trusted, or that is another model than the run trains.
+
+Only names, headers and JSON are read; nothing is loaded.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from services.common.errors import ConfigError
+from services.common.spec import PolicyConfig
+from services.learner.checkpoints.tensor_files import TensorFileError, read_header
+
+_CONFIG, _INDEX = "config.json", "model.safetensors.index.json"
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+# What two models with interchangeable weights have in common.
+_SHAPE = (
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "tie_word_embeddings",
+)
+
+
+def check_model_files(policy: PolicyConfig, run_dir: Path) -> None:
+    """Raises ConfigError. Of a model on the hub, the ranks take safetensors alone."""
+    folder = Path(policy.model)
+    if not folder.is_dir():
+        return
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        raise ConfigError(_without_weights(folder))
+    try:
+        for path in weights:
+            read_header(path)
+    except TensorFileError as error:
+        raise ConfigError(f"policy.model: {error}; fetch the model again") from error
+    _check_index(folder)
+    _check_same_model(folder, run_dir)
+
+
+def _without_weights(folder: Path) -> str:
+    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+    if not pickles:
+        return f"policy.model: {folder} has no *.safetensors"
+    return (
+        f"policy.model: {folder} has its weights as {pickles[0]}, a pickle, which can run any code"
+        " when it is loaded; convert it to safetensors where that does no harm, or choose a model"
+        " that has them"
+    )
+
+
+def _check_index(folder: Path) -> None:
+    """The shards that an index names lie in the folder, all of them."""
+    path = folder / _INDEX
+    if not path.exists():
+        return
+    try:
+        names = set(_object(path)["weight_map"].values())
+    except (KeyError, AttributeError, TypeError) as error:
+        raise ConfigError(f"policy.model: {path} is no index of shards: {error!r}") from error
+    for name in sorted(str(name) for name in names):
+        if "/" in name or not name.endswith(".safetensors") or not (folder / name).is_file():
+            raise ConfigError(f"policy.model: {path} names {name!r}, which is no file of weights")
+
+
+def _check_same_model(folder: Path, run_dir: Path) -> None:
+    saved = sorted(run_dir.glob(f"checkpoints/step-*/{_CONFIG}"))
+    if not saved:
+        return
+    given, began = _object(folder / _CONFIG), _object(saved[-1])
+    for name in _SHAPE:
+        if name in given and name in began and given[name] != began[name]:
+            raise ConfigError(
+                f"policy.model: {folder} is another model than this run trains: its {name} is"
+                f" {given[name]!r}, in {saved[-1].parent} it is {began[name]!r}; restore it, or"
+                " start a new run"
+            )
+
+
+def _object(path: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"policy.model: {path} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"policy.model: {path} is no JSON object")
+    return found
