@@ -1,6 +1,5 @@
 """A small policy and tasks for it, made once."""
 
-import json
 import os
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
@@ -8,21 +7,13 @@ from typing import Any
 
 import pytest
 
-from environments.scenario import APPS
-from environments.tasks import make_tasks
-from tests.faults.harness import FaultRun, spec
+from tests.faults.harness import FaultRun, spec, write_tasks
 from tests.faults.small_policy import write_policy
-
-TASKS = 60
 
 
 @pytest.fixture(scope="session")
 def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("tasks") / "tasks.json"
-    made = list(make_tasks(list(APPS), "train", TASKS))
-    assert len({task["prompt"] for task in made}) == TASKS, "the engine knows tasks by prompts"
-    path.write_text(json.dumps({"tasks": made}))
-    return path
+    return write_tasks(tmp_path_factory.mktemp("tasks"))
 
 
 @pytest.fixture(scope="session")

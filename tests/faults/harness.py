@@ -13,6 +13,8 @@ from typing import Any
 
 import psutil
 
+from environments.scenario import APPS
+from environments.tasks import make_tasks
 from services.launcher import address_file
 from services.learner.journal.rows import accounts
 from services.learner.journal.store import FILE_NAME
@@ -28,6 +30,7 @@ LEARNER = "services.learner"
 RANK = "services.learner.rank"
 WEIGHTS = "services.learner.weight_server"
 VLLM_ROLLOUT = "services.rollout"
+TASKS = 60
 # What vLLM calls the process that holds the model.
 ENGINE = "VLLM::EngineCore"
 ROLLOUT = "tests.faults.rollout_with_small_engine"
@@ -37,6 +40,15 @@ MCP = {
     "backend": "mcp",
     "backends": {"mcp": {"command": ["python", "-m", ENVIRONMENTS], "instances": True}},
 }
+
+
+def write_tasks(folder: Path) -> Path:
+    """Tasks that `SmallEngine` can tell apart."""
+    path = folder / "tasks.json"
+    made = list(make_tasks(list(APPS), "train", TASKS))
+    assert len({task["prompt"] for task in made}) == TASKS, "the engine knows tasks by prompts"
+    path.write_text(json.dumps({"tasks": made}))
+    return path
 
 
 def spec(policy: Path, tasks: Path, **learner: Any) -> dict[str, Any]:

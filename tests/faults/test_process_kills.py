@@ -1,17 +1,10 @@
 """kill -9 of any process of a run: the run goes on, and nothing is trained twice or lost."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from services.common.config import parse
-from services.common.spec import PolicyConfig
-from services.learner.adapters.ranks_local import LocalRanks
-from services.learner.config import LearnerConfig
-from services.learner.groups.batcher import train_batch
-from services.learner.journal.store import open_journal
 from tests.faults.harness import (
     ENGINE,
     ENVIRONMENTS,
@@ -23,6 +16,7 @@ from tests.faults.harness import (
     VLLM_ROLLOUT,
     FaultRun,
 )
+from tests.faults.replay import replayed
 from tests.faults.small_policy import redraw
 
 pytestmark = pytest.mark.timeout(400)
@@ -63,7 +57,7 @@ async def test_a_killed_learner_ends_with_the_parameters_of_an_undisturbed_one(
     await run.check_end(6)
     final = (run.folder / "checkpoints" / "step-000006" / MODEL).read_bytes()
     assert final != (policy / MODEL).read_bytes()
-    assert final == await _replayed(run, tmp_path)
+    assert final == (await replayed(run, tmp_path) / MODEL).read_bytes()
 
 
 async def _refuses_another_policy(run: FaultRun, policy: Path) -> None:
@@ -107,25 +101,3 @@ async def test_a_run_with_a_real_engine_goes_on_without_it(new_run: NewRun, modu
     await run.check_end(4)
     journaled = run.query("SELECT DISTINCT run_epoch FROM epochs")
     assert len(journaled) == 1, "the learner went on undisturbed"
-
-
-async def _replayed(run: FaultRun, scratch: Path) -> bytes:
-    """The model file of one rank that trains on all journaled plans in one go."""
-    wish = json.loads((run.folder / "spec.json").read_text())
-    config = parse(LearnerConfig, wish["learner"], where="learner")
-    policy = parse(PolicyConfig, wish["policy"], where="policy")
-    journal = open_journal(run.folder)
-    shm = scratch / "shm"
-    shm.mkdir()
-    ranks = LocalRanks("replay", policy, config, scratch / "rank.log", shm)
-    try:
-        await ranks.start(None)
-        for plan in await journal.plans_after(0):
-            await ranks.train(
-                train_batch(plan.step, await journal.load(plan.attempts), plan.settings)
-            )
-        await ranks.save(scratch / "replayed")
-    finally:
-        await ranks.close()
-        await journal.close()
-    return (scratch / "replayed" / MODEL).read_bytes()

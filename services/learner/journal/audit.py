@@ -1,0 +1,75 @@
+"""The invariants of a run, from its journal alone:
+
+    python -m services.learner.journal.audit runs/RUN_ID/journal.sqlite
+
+I1: no attempt is in two steps. I2: every trajectory that was acknowledged was trained, evaluated,
+failed, dropped with a reason, or waits.
+"""
+
+import json
+import sqlite3
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from services.learner.journal.plans import plans_after
+from services.learner.journal.rows import accounts
+from services.learner.journal.trajectories import keys_of, trajectories_of
+from services.learner.journal.writer import connect
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What the journal of a run says of itself."""
+
+    # Trajectories in the journal, and where they went: the fates sum to it.
+    acknowledged: int
+    fates: dict[str, int]
+    # Attempts, as [group, index], that are in more than one plan or in one plan more than once.
+    twice: list[tuple[str, int]]
+    # Attempts in a plan of which the journal has no trajectory.
+    unknown: list[tuple[str, int]]
+    # Trajectories that are not what was written.
+    damaged: int
+
+    @property
+    def holds(self) -> bool:
+        """I1 and I2."""
+        balanced = sum(self.fates.values()) == self.acknowledged
+        return balanced and not self.twice and not self.unknown and not self.damaged
+
+
+def audit(db: sqlite3.Connection) -> Audit:
+    """Reads everything; the run may be running."""
+    fates = accounts(db)
+    acknowledged = fates.pop("acknowledged")
+    groups = [group for (group,) in db.execute("SELECT DISTINCT group_id FROM trajectories")]
+    keys = [key for group in groups for key in keys_of(db, group)]
+    planned = [key for plan in plans_after(db, 0) for key in plan.attempts]
+    times = Counter((key.group_id, key.attempt_index) for key in planned)
+    known = set(keys)
+    return Audit(
+        acknowledged,
+        fates,
+        twice=[attempt for attempt, count in times.items() if count > 1],
+        unknown=[(key.group_id, key.attempt_index) for key in planned if key not in known],
+        damaged=len(trajectories_of(db, keys)[1]),
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """0 when the invariants hold, 1 when they do not, 2 when there is no journal."""
+    if len(argv) != 1 or not Path(argv[0]).is_file():
+        print(__doc__, file=sys.stderr)
+        return 2
+    with closing(connect(Path(argv[0]), read_only=True)) as db:
+        found = audit(db)
+    print(json.dumps({**asdict(found), "holds": found.holds}))
+    return 0 if found.holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,124 @@
+"""What is killed: a whole learner with `SmallRanks`, in a process forked from `zygote`."""
+
+import asyncio
+import os
+import signal
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.common.spec import PolicyConfig
+from services.learner.adapters.trackers_jsonl import JsonlTracker
+from services.learner.assemble import Vendors, run_learner
+from services.learner.groups.batcher import train_batch
+from services.learner.journal.store import FILE_NAME, open_journal
+from tests.faults.kills.ranks import SmallRanks
+from tests.learner.rank.configs import policy_config
+from tests.learner.support import TOKENIZER, make_config, make_runtime
+
+GO = "go"
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One start of a learner: in which folder, for how many steps, and which death it dies."""
+
+    folder: Path
+    model: Path
+    port: int
+    steps: int
+    checkpoint_every: int = 2
+    # It kills itself the `count`-th time that it comes to this moment of the ranks.
+    moment: str = ""
+    count: int = 1
+    # It waits for somebody to open this pipe before it does anything.
+    wait: bool = False
+
+
+class Killer:
+    """Ends the process as `kill -9` does."""
+
+    def __init__(self, moment: str, count: int) -> None:
+        self._moment = moment
+        self._left = count
+
+    def __call__(self, moment: str) -> None:
+        self._left -= moment == self._moment
+        if not self._left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def live(life: Life) -> None:
+    """Serve and train until the run is done."""
+    config = make_config(
+        life.folder,
+        steps=life.steps,
+        groups_per_step=2,
+        group_size=2,
+        max_staleness=1,
+        lease_ttl_s=0.4,
+        attach_grace_s=0.1,
+        checkpoint={"every": life.checkpoint_every, "keep": 2},
+    )
+    runtime = make_runtime(life.folder, config, listen=f"127.0.0.1:{life.port}")
+    ranks = SmallRanks(
+        life.folder / "weights", _policy(life.model), Killer(life.moment, life.count)
+    )
+    tracker = JsonlTracker(life.folder / "run" / "metrics.jsonl")
+    await run_learner(runtime, Vendors(ranks, tracker, TOKENIZER))
+    tracker.close()
+
+
+async def replay(folder: Path, model: Path) -> None:
+    """Train on all plans of a finished run in one go; the checkpoint goes to `folder`/replayed."""
+    copy = folder / "copy"
+    copy.mkdir()
+    with (
+        closing(sqlite3.connect(folder / "run" / FILE_NAME)) as source,
+        closing(sqlite3.connect(copy / FILE_NAME)) as target,
+    ):
+        source.backup(target)
+        restore_payloads(target)
+    journal = open_journal(copy)
+    ranks = SmallRanks(folder / "again", _policy(model))
+    try:
+        await ranks.start(None)
+        for plan in await journal.plans_after(0):
+            attempts = await journal.load(plan.attempts)
+            await ranks.train(train_batch(plan.step, attempts, plan.settings))
+        await ranks.save(folder / "replayed")
+    finally:
+        await journal.close()
+
+
+def keep_payloads(run_dir: Path) -> None:
+    """Have whatever the journal prunes laid aside in the same transaction."""
+    with closing(sqlite3.connect(run_dir / FILE_NAME)) as db:
+        db.executescript(
+            "CREATE TABLE attic (group_id, attempt_index, try, payload);"
+            "CREATE TRIGGER keep BEFORE UPDATE OF payload ON trajectories"
+            " WHEN new.payload IS NULL AND old.payload NOT NULL BEGIN INSERT INTO attic"
+            " VALUES (old.group_id, old.attempt_index, old.try, old.payload); END;"
+        )
+
+
+def restore_payloads(db: sqlite3.Connection) -> None:
+    """Bring back what `keep_payloads` laid aside."""
+    db.execute(
+        "UPDATE trajectories SET payload = attic.payload FROM attic"
+        " WHERE trajectories.group_id = attic.group_id AND trajectories.try = attic.try"
+        " AND trajectories.attempt_index = attic.attempt_index"
+    )
+    db.commit()
+
+
+def _policy(model: Path) -> PolicyConfig:
+    return policy_config(model)
+
+
+def run_life(life: Life) -> None:
+    """In the forked process."""
+    if life.wait:
+        os.close(os.open(life.folder / GO, os.O_RDONLY))
+    asyncio.run(live(life))

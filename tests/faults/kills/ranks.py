@@ -1,0 +1,77 @@
+"""One training rank inside the learner's own process: real torch, real checkpoints, no start-up.
+
+`kill -9` of the process so hits the training step and every write of a checkpoint too.
+"""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from services.common.spec import PolicyConfig
+from services.learner.adapters.fake import FakeRanks
+from services.learner.algorithm_config import AlgorithmConfig
+from services.learner.config import OptimizerConfig
+from services.learner.rank import checkpoint as files
+from services.learner.rank.config import RankConfig
+from services.learner.rank.model import load
+from services.learner.rank.optimizer import Optimizer
+from services.learner.rank.step import Trainer
+from services.learner.types import CheckpointFiles, ModelInfo, StepResult, TrainBatch
+
+LR = 1e-2
+RANK = RankConfig(pack_tokens=64, head_chunk=16)
+
+
+class SmallRanks(FakeRanks):
+    """Trains the model of `policy`; what it publishes is a digest of the parameters.
+
+    `before` is called with the name of each moment at which a process may be killed.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        policy: PolicyConfig,
+        before: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        super().__init__(folder, before=before)
+        self._config = policy
+        self._moment = before
+
+    async def start(self, checkpoint: Path | None) -> ModelInfo:
+        torch.set_num_threads(1)
+        self._moment("start")
+        self.step = files.read_step(checkpoint) if checkpoint else 0
+        policy = load(self._config, RANK, checkpoint)
+        self._policy = policy
+        self._optimizer = Optimizer(policy.named_parameters(), OptimizerConfig(lr=LR))
+        if checkpoint:
+            files.load_optimizer(checkpoint, self._optimizer)
+        self._trainer = Trainer(policy, self._optimizer, AlgorithmConfig(), RANK)
+        self._summarise()
+        count = sum(p.numel() for p in policy.named_parameters().values())
+        return ModelInfo(count, policy.head.shape[0], self.step)
+
+    async def train(self, batch: TrainBatch) -> StepResult:
+        assert batch.step == self.step + 1
+        self._moment("train")
+        self._trainer.train(batch, LR)
+        self.step = batch.step
+        self._summarise()
+        self._moment("trained")
+        return StepResult({"policy/loss": 0.0}, 0.0, skipped=False)
+
+    async def save(self, directory: Path) -> CheckpointFiles:
+        self._moment("save")
+        saved = files.save(directory, self._policy, self._optimizer, self.step)
+        self._moment("saved")
+        return saved
+
+    def _summarise(self) -> None:
+        digest = hashlib.shake_256()
+        for _, parameter in sorted(self._policy.named_parameters().items()):
+            digest.update(parameter.detach().numpy().tobytes())
+        self.parameters = np.frombuffer(digest.digest(self.parameters.nbytes), np.uint64)

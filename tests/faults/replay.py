@@ -1,0 +1,35 @@
+"""What a run would have come to if nobody had killed it."""
+
+import json
+from pathlib import Path
+
+from services.common.config import parse
+from services.common.spec import PolicyConfig
+from services.learner.adapters.ranks_local import LocalRanks
+from services.learner.config import LearnerConfig
+from services.learner.groups.batcher import train_batch
+from services.learner.journal.store import open_journal
+from tests.faults.harness import FaultRun
+
+
+async def replayed(run: FaultRun, scratch: Path) -> Path:
+    """The checkpoint of one rank that trains on all journaled plans in one go. Payloads must have
+    been kept."""
+    wish = json.loads((run.folder / "spec.json").read_text())
+    config = parse(LearnerConfig, wish["learner"], where="learner")
+    policy = parse(PolicyConfig, wish["policy"], where="policy")
+    journal = open_journal(run.folder)
+    shm = scratch / "shm"
+    shm.mkdir()
+    ranks = LocalRanks("replay", policy, config, scratch / "rank.log", shm)
+    try:
+        await ranks.start(None)
+        for plan in await journal.plans_after(0):
+            await ranks.train(
+                train_batch(plan.step, await journal.load(plan.attempts), plan.settings)
+            )
+        await ranks.save(scratch / "replayed")
+    finally:
+        await ranks.close()
+        await journal.close()
+    return scratch / "replayed"
