@@ -274,7 +274,7 @@ async def _run(loop: Loop, parts: Parts, runtime: Runtime[LearnerConfig]) -> boo
         return main.result()
     except Exception as error:
         status.error = str(error)[:2000]
-        parts.alarms.failed(status.error)
+        parts.alarms.failed(status.error or repr(error))
         status.enter(Phase.FAILED)
         raise
     finally:

@@ -1,0 +1,184 @@
+"""Each step is logged once, over all starts of a run; alarms reach the status and the sinks."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flotilla.learner.v1 import group_service_pb2 as pb
+from flotilla.learner.v1 import trajectory_pb2
+from services.learner.adapters.fake import FakeRanks
+from services.learner.adapters.trackers_jsonl import JsonlTracker
+from services.learner.assemble import Vendors, run_learner
+from services.learner.ports import TrackedRun, Tracker
+from services.learner.types import Histogram
+from tests.learner.alarms.support import Heard
+from tests.learner.support import (
+    TOKENIZER,
+    FakeWorker,
+    failed,
+    free_port,
+    make_config,
+    make_runtime,
+)
+
+
+class Opened(JsonlTracker):
+    """Remembers how it was opened, and every name that it was given."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.run: TrackedRun | None = None
+        self.shapes: set[str] = set()
+
+    def open(self, run: TrackedRun) -> None:
+        self.run = run
+
+    def log(
+        self, step: int, metrics: Mapping[str, float], histograms: Mapping[str, Histogram]
+    ) -> None:
+        self.shapes |= histograms.keys()
+        super().log(step, metrics, histograms)
+
+
+async def start(
+    tmp_path: Path,
+    tracker: Tracker,
+    *,
+    before: Callable[[str], None] = lambda name: None,
+    worker: type[FakeWorker] = FakeWorker,
+    until: Callable[[FakeWorker], Awaitable[None]] | None = None,
+    heard: Heard | None = None,
+    **changes: Any,
+) -> None:
+    """One start of a run, to its end, its failure, or that of `until`."""
+    changes = {"steps": 4, "checkpoint": {"every": 100}, **changes}
+    address = f"127.0.0.1:{free_port()}"
+    runtime = make_runtime(tmp_path, make_config(tmp_path, **changes), listen=address)
+    ranks = FakeRanks(tmp_path / "weights", before=before)
+    sinks = [heard] if heard else []
+    vendors = Vendors(ranks, tracker, TOKENIZER, alarm_sinks=sinks)
+    running = asyncio.create_task(run_learner(runtime, vendors))
+    try:
+        async with worker(address).working() as working:
+            waiting = until(working) if until else asyncio.sleep(20)
+            ended = asyncio.ensure_future(waiting)
+            await asyncio.wait({running, ended}, return_when=asyncio.FIRST_COMPLETED)
+            ended.cancel()
+            await asyncio.gather(ended, return_exceptions=True)
+    finally:
+        running.cancel()
+        tracker.close()
+        with suppress(asyncio.CancelledError):
+            await running
+
+
+class Crash(Exception):
+    """What a test has a rank fail with."""
+
+
+def crash_at(moment: str, count: int) -> Callable[[str], None]:
+    left = count
+
+    def before(name: str) -> None:
+        nonlocal left
+        left -= name == moment
+        if not left:
+            raise Crash
+
+    return before
+
+
+def steps_of(tmp_path: Path, name: str) -> list[int]:
+    """The steps of the lines with this metric."""
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    return [point["step"] for line in lines if name in (point := json.loads(line))]
+
+
+def tracker_of(tmp_path: Path) -> Opened:
+    return Opened(tmp_path / "run" / "metrics.jsonl")
+
+
+async def test_steps_that_a_resumed_run_replays_are_not_logged_again(tmp_path: Path) -> None:
+    first, second = tracker_of(tmp_path), None
+    with pytest.raises(Crash):
+        await start(tmp_path, first, before=crash_at("train", 3))
+    assert steps_of(tmp_path, "policy/loss") == [1, 2]
+    second = tracker_of(tmp_path)
+    await start(tmp_path, second)
+    # Step 3 was planned and never trained: its replay is its first training.
+    assert steps_of(tmp_path, "policy/loss") == [1, 2, 3, 4]
+    assert steps_of(tmp_path, "timing/step") == [1, 2, 4]
+    assert first.run is not None
+    assert second.run == TrackedRun(first.run.tracker_id, resumed=True, logged_step=2)
+
+
+async def test_a_step_that_was_trained_and_not_logged_is_logged_by_its_replay(
+    tmp_path: Path,
+) -> None:
+    # The third publication is that of step 2.
+    with pytest.raises(Crash):
+        await start(tmp_path, tracker_of(tmp_path), before=crash_at("publish", 3))
+    assert steps_of(tmp_path, "policy/loss") == [1]
+    await start(tmp_path, tracker_of(tmp_path))
+    assert steps_of(tmp_path, "policy/loss") == [1, 2, 3, 4]
+
+
+async def test_a_learner_logs_how_its_attempts_are_spread(tmp_path: Path) -> None:
+    tracker = tracker_of(tmp_path)
+    await start(tmp_path, tracker, steps=1)
+    assert tracker.shapes >= {
+        "reward/distribution",
+        "environment/turns",
+        "environment/policy_tokens",
+        "environment/episode_seconds",
+        "async/staleness",
+    }
+
+
+async def test_a_run_that_fails_raises_an_alarm(tmp_path: Path) -> None:
+    heard = Heard()
+    with pytest.raises(Crash):
+        await start(tmp_path, tracker_of(tmp_path), before=crash_at("train", 1), heard=heard)
+    assert heard.names == ["+run_failed/all"]
+    assert heard.alarms[0].verdict.cause == "Crash()"
+
+
+class UnluckyWorker(FakeWorker):
+    """Every environment of it is lost."""
+
+    async def play(self, lease: pb.Lease) -> None:
+        for attempt in lease.attempts:
+            await self.submit(failed(lease, attempt, trajectory_pb2.FAILURE_KIND_ENV_LOST))
+
+
+async def raised(worker: FakeWorker) -> None:
+    """Wait until the status says that an environment fails."""
+    name = "alarms/failing_environment/env0"
+    while True:
+        status = await worker.groups.GetStatus(pb.GetStatusRequest())
+        if name in status.metrics:
+            return
+        await asyncio.sleep(0.05)
+
+
+async def test_an_environment_that_always_fails_raises_an_alarm_before_any_step_ends(
+    tmp_path: Path,
+) -> None:
+    heard = Heard()
+    await start(
+        tmp_path,
+        tracker_of(tmp_path),
+        worker=UnluckyWorker,
+        until=raised,
+        heard=heard,
+        max_tries=1,
+        alarms={"failing_tries": 2},
+    )
+    verdicts = {alarm.verdict.scope: alarm.verdict for alarm in heard.alarms}
+    assert "all failed" in verdicts["env0"].cause
+    assert "with 'env_lost'" in verdicts["env0"].cause
