@@ -1,0 +1,53 @@
+"""Specs whose commands and paths mean harm."""
+
+import asyncio
+import io
+import os
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from services.common.config import ConfigError
+from services.launcher.console import prepare
+from services.launcher.console.interrupts import Interrupts
+from services.launcher.plan import BadSpecError, read_spec
+from tests.launcher.harness import serving, spec
+
+
+async def test_b55_a_preparation_is_no_line_of_a_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["$(touch harmful)", "`touch harmful`", "; touch harmful", "$HOME"]
+    program = "import sys, pathlib; pathlib.Path('made').write_text('|'.join(sys.argv[1:]))"
+    table = {"creates": "made", "command": ["python", "-c", program, *arguments]}
+    await prepare.run_all(
+        {"prepare": [table]}, Console(file=io.StringIO()), Interrupts(), refresh=True
+    )
+    assert os.listdir(tmp_path) == ["made"]
+    assert await asyncio.to_thread(Path("made").read_text) == "|".join(arguments)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "1", "null", "{", '{"name": "x"}', "a: &a [*a]"])
+def test_b53_a_spec_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises((BadSpecError, ConfigError)):
+        read_spec(text)
+
+
+async def test_b52_a_new_run_never_takes_a_folder_or_link_that_is_there(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    async with serving(runs) as served:
+        first = await served.start(spec())
+        await served.ended(first)
+        # Whatever the clock says, the next ids are all taken by links to somewhere else.
+        base = first.rpartition("-")[0]
+        for second in range(60):
+            (runs / f"{base}-{int(first[-6:]) + second + 1:06d}").symlink_to(outside)
+        run_id = await served.start(spec())
+        await served.ended(run_id)
+    assert not (runs / run_id).is_symlink()
+    assert os.listdir(outside) == []
