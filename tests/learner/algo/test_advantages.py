@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.learner.algo.advantages import (
@@ -82,6 +82,7 @@ def test_a_group_sees_exactly_its_own_members_in_any_order(name: str) -> None:
     np.testing.assert_array_equal(found[[1, 3]], ESTIMATORS[name](np.array([0.5, 0.0])))
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from("abc"), st.sampled_from([0.0, 0.25, 0.5, 1.0])),

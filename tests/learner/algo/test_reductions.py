@@ -75,7 +75,8 @@ def batches(draw: st.DrawFn) -> tuple[list[int], list[list[int]]]:
 
 @pytest.mark.parametrize("reduction", sorted(REDUCTIONS))
 @pytest.mark.parametrize("objective", OBJECTIVES)
-@settings(max_examples=25)
+# No deadline for an example: others may keep the cores busy.
+@settings(max_examples=25, deadline=None)
 @given(cut=batches(), seed=st.integers(0, 1000))
 def test_micro_batches_packs_and_ranks_never_change_loss_or_gradient(
     reduction: str, objective: str, cut: tuple[list[int], Sequence[Sequence[int]]], seed: int
@@ -91,6 +92,7 @@ def test_micro_batches_packs_and_ranks_never_change_loss_or_gradient(
     torch.testing.assert_close(parts[1], whole[1], rtol=0, atol=1e-12)
 
 
+@settings(deadline=None)
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8))
 def test_token_mean_is_the_mean_over_the_tokens_of_the_whole_batch(lengths: list[int]) -> None:
     drawn = sample(lengths)
