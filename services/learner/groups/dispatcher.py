@@ -221,8 +221,11 @@ class Dispatcher:
             self._remember((worker_id, request_id), lease_id)
         await self.endings.settle([e for e in ended if e])
 
-    def restore_replaced(self, stored: StoredGroup) -> None:
+    async def restore_replaced(self, stored: StoredGroup) -> None:
         """Count a group without signal with the next step, as it would have been before."""
+        if stored.damaged:
+            await self._journal.quarantine(stored.damaged)
+            return
         records = [record_of(trajectory, dropped) for trajectory, dropped in stored.trajectories]
         graded = tuple(r for r in records if r.trajectory.reward is not None and not r.dropped)
         failed = tuple(r for r in records if r not in graded)

@@ -45,7 +45,7 @@ async def start_dispatcher(
     await journal.drop_evals("eval_interrupted")
     if config.mode == "train":
         for stored in await journal.read(replaced_groups):
-            dispatcher.restore_replaced(stored)
+            await dispatcher.restore_replaced(stored)
         for stored in await journal.read(unfinished_groups):
             await dispatcher.restore(stored)
     return dispatcher
