@@ -129,10 +129,14 @@ async def test_a_task_that_the_gateway_refuses_is_not_tried_again(tmp_path: Path
         assert key != bad_key
 
 
-async def outcome(tmp_path: Path, sizes: dict[str, int], details: list[str], **changes: Any) -> str:
+async def outcome(tmp_path: Path, details: list[str], *, ends: bool = True, **changes: Any) -> str:
     """How the learner ends when groups fail with these details, "" standing for a good group."""
     config = make_config(
-        tmp_path, tasks=write(tmp_path, sizes), steps=9, lease_ttl_s=0.4, **{**ONCE, **changes}
+        tmp_path,
+        tasks=write(tmp_path, {"env0": 500}),
+        steps=9,
+        lease_ttl_s=0.4,
+        **{**ONCE, **changes},
     )
     try:
         async with learner(tmp_path, config) as running:
@@ -140,7 +144,7 @@ async def outcome(tmp_path: Path, sizes: dict[str, int], details: list[str], **c
             for detail in details:
                 lease, _ = await lease_one(worker)
                 await (fail(worker, lease, detail) if detail else win(worker, lease))
-            await asyncio.wait([running.task], timeout=0.5)
+            await asyncio.wait([running.task], timeout=10 if ends else 0.5)
             attached.cancel()
             await worker.channel.close()
     except ConfigError as error:
@@ -151,25 +155,25 @@ async def outcome(tmp_path: Path, sizes: dict[str, int], details: list[str], **c
 async def test_an_environment_that_nobody_serves_ends_the_run_and_names_the_backend(
     tmp_path: Path,
 ) -> None:
-    said = await outcome(tmp_path, {"env0": 500}, [UNKNOWN])
+    said = await outcome(tmp_path, [UNKNOWN])
     assert "nothing serves environment 'env0'" in said
     assert "no episode of it was ever opened in this run" in said
     assert "backend 'fleet'" in said
 
 
 async def test_an_environment_that_was_served_before_does_not_end_the_run(tmp_path: Path) -> None:
-    assert await outcome(tmp_path, {"env0": 500}, ["", UNKNOWN, UNKNOWN]) == ""
+    assert await outcome(tmp_path, ["", UNKNOWN, UNKNOWN], ends=False) == ""
 
 
 async def test_other_failures_do_not_end_the_run(tmp_path: Path) -> None:
-    assert await outcome(tmp_path, {"env0": 500}, ["UNAVAILABLE: away"] * 12) == ""
+    assert await outcome(tmp_path, ["UNAVAILABLE: away"] * 12, ends=False) == ""
 
 
 async def test_an_environment_all_of_whose_tasks_are_refused_ends_the_run(tmp_path: Path) -> None:
     bad = "BAD_TASK: env_id 'a b' must be letters"
-    assert await outcome(tmp_path, {"env0": 500}, [bad] * 7, groups_per_step=20) == ""
+    assert await outcome(tmp_path, [bad] * 7, ends=False, groups_per_step=20) == ""
     (tmp_path / "again").mkdir()
-    said = await outcome(tmp_path / "again", {"env0": 500}, [bad] * 8, groups_per_step=20)
+    said = await outcome(tmp_path / "again", [bad] * 8, groups_per_step=20)
     assert "refuses the tasks of environment 'env0'" in said
     assert bad in said
 
