@@ -2,7 +2,6 @@
 
 import importlib
 import typing
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from tests.parity import inputs
 from tests.parity.fixtures import Recorder
+from tests.parity.recording import tensors, with_gradient
 
 # SkyRL's API types say TypedDict in a way that pydantic takes from Python 3.12 on. No formula
 # is concerned.
@@ -26,18 +26,6 @@ config: Any = importlib.import_module("skyrl.train.config")
 
 _UTILS = "skyrl.backends.skyrl_train.utils.ppo_utils."
 _OFF_POLICY = "skyrl.backends.skyrl_train.utils.off_policy_correction_utils."
-
-
-def tensors(values: dict[str, Any]) -> dict[str, Tensor]:
-    return {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
-
-
-def with_gradient(function: Callable[[Tensor], Tensor], at: Tensor) -> dict[str, Any]:
-    """The value of a function (its sum, when it gives a tensor) and its gradient."""
-    leaf = at.clone().requires_grad_()
-    value = function(leaf)
-    (gradient,) = torch.autograd.grad(value.sum(), leaf)
-    return {"value": value.tolist(), "gradient": gradient.tolist()}
 
 
 def algorithm(**settings: Any) -> Any:
@@ -73,7 +61,7 @@ def add_advantages(record: Recorder) -> None:
 
 def add_token_advantages(record: Recorder) -> None:
     record.inputs["episodes"] = inputs.episodes()
-    given = tensors(dict(record.inputs["episodes"]))
+    given = tensors(record.inputs["episodes"])
     advantages, _ = utils.compute_reinforce_plus_plus_outcome_advantage(
         given["rewards"], given["mask"], gamma=1.0
     )
@@ -99,7 +87,7 @@ def add_losses(record: Recorder) -> None:
         ("sapo", "sapo", "tokens", "sequence_mean", gates),
         ("importance_sampling", "importance_sampling", "tokens", "token_mean", {}),
     ):
-        outputs = policy_loss(tensors(dict(record.inputs[given])), kind, reduction, settings)
+        outputs = policy_loss(tensors(record.inputs[given]), kind, reduction, settings)
         path = _UTILS + utils.PolicyLossRegistry.get(kind).__name__
         record.add("loss", name, path, given, outputs, reduction=reduction, **settings)
 
@@ -124,7 +112,7 @@ def policy_loss(
 
 def add_corrections(record: Recorder) -> None:
     record.inputs["mismatch"] = inputs.mismatch()
-    given = tensors(dict(record.inputs["mismatch"]))
+    given = tensors(record.inputs["mismatch"])
     for name, settings in (
         ("token_tis", {"tis_ratio_type": "token", "token_tis_ratio_clip_high": 2.0}),
         ("sequence_tis", {"tis_ratio_type": "sequence", "sequence_tis_ratio_clip_high": 3.0}),
@@ -167,7 +155,7 @@ def add_corrections(record: Recorder) -> None:
 
 
 def add_kl(record: Recorder) -> None:
-    given = tensors(dict(record.inputs["tokens"]))
+    given = tensors(record.inputs["tokens"])
     for estimator in ("k1", "k2", "k3", "abs"):
 
         def penalty(logprobs: Tensor, estimator: str = estimator) -> Tensor:
@@ -180,7 +168,7 @@ def add_kl(record: Recorder) -> None:
 
 
 def add_value_loss(record: Recorder) -> None:
-    given = tensors(dict(record.inputs["episodes"]))
+    given = tensors(record.inputs["episodes"])
     settings = algorithm(value_clip=0.2)
 
     def loss(values: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 import importlib
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tests.parity import inputs, tiny
 from tests.parity.fixtures import Recorder
+from tests.parity.recording import tensors, with_gradient
 
 trl: Any = importlib.import_module("trl")
 datasets: Any = importlib.import_module("datasets")
@@ -19,18 +20,6 @@ transformers: Any = importlib.import_module("transformers")
 
 _LOSS = "trl.GRPOTrainer._compute_loss"
 _LENGTH = 16
-
-
-def tensors(values: dict[str, Any]) -> dict[str, Tensor]:
-    return {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
-
-
-def with_gradient(function: Callable[[Tensor], Tensor], at: Tensor) -> dict[str, Any]:
-    """The value of a function and its gradient."""
-    leaf = at.clone().requires_grad_()
-    value = function(leaf)
-    (gradient,) = torch.autograd.grad(value, leaf)
-    return {"value": value.item(), "gradient": gradient.tolist()}
 
 
 def tokenizer() -> Any:
@@ -42,7 +31,7 @@ def tokenizer() -> Any:
 
 
 @contextmanager
-def trainer(kind: str = "GRPO", reward: Any = None, **settings: Any) -> Iterator[Any]:
+def trainer(kind: str = "GRPO", reward: Any = None, **settings: Any) -> Generator[Any]:
     """A trainer of TRL as its users make one, on the tiny policy, with these settings."""
     defaults = {
         "per_device_train_batch_size": 8,
@@ -59,7 +48,7 @@ def trainer(kind: str = "GRPO", reward: Any = None, **settings: Any) -> Iterator
     with tempfile.TemporaryDirectory() as folder:
         model = tiny.policy(transformers)
         # Where a trainer with a KL term loads its reference from.
-        model.save_pretrained(folder)
+        tiny.policy(transformers, tiny.REFERENCE).save_pretrained(folder)
         model.config._name_or_path = folder
         yield getattr(trl, f"{kind}Trainer")(
             model=model,
@@ -139,13 +128,13 @@ def add_losses(record: Recorder) -> None:
             {"loss_type": "sapo", "sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05},
         ),
     ):
-        outputs = loss_of_logprobs(tensors(dict(record.inputs[given])), **settings)
+        outputs = loss_of_logprobs(tensors(record.inputs[given]), **settings)
         record.add("loss", name, _LOSS, given, outputs, **settings)
     for name, settings in (
         ("ppo_clip_parts", {"loss_type": "dapo", **higher}),
         ("ppo_clip_parts_local_mean", {"loss_type": "bnpo", **higher}),
     ):
-        outputs = loss_of_parts(tensors(dict(record.inputs["tokens"])), **settings)
+        outputs = loss_of_parts(tensors(record.inputs["tokens"]), **settings)
         record.add("loss", name, _LOSS, "tokens", outputs, **settings)
 
 
@@ -159,11 +148,11 @@ def add_kl(record: Recorder) -> None:
         ("k3_extremes", "extremes", {"loss_type": "dapo", "beta": 1.0, **plain}),
         ("k3_bias_corrected", "tokens", {"loss_type": "dapo", "beta": 1.0}),
     ):
-        values = tensors(dict(record.inputs[given]))
+        values = tensors(record.inputs[given])
         values["advantages"] = torch.zeros_like(values["advantages"])
         record.add("kl", name, _LOSS, given, loss_of_logprobs(values, **settings), **settings)
     settings = {"loss_type": "dapo", "beta": 0.04, "epsilon": 0.2, "epsilon_high": 0.28, **plain}
-    outputs = loss_of_logprobs(tensors(dict(record.inputs["tokens"])), **settings)
+    outputs = loss_of_logprobs(tensors(record.inputs["tokens"]), **settings)
     record.add("loss", "ppo_clip_with_k3", _LOSS, "tokens", outputs, **settings)
 
 
@@ -171,19 +160,17 @@ def add_advantages(record: Recorder) -> None:
     """What a trainer gives its own groups of 4, on completions that are put in place of samples."""
     rewards = [0.0, 0.25, 1.0, 0.75, 0.5, 0.5, 0.5, 0.5]
     record.inputs["fours"] = {"group": [str(place // 4) for place in range(8)], "reward": rewards}
-    for name, kind, settings in (
+    tokens, texts = ([[2]] * 8, [[3, 1]] * 8), ["<3>"] * 8
+    # In this order: tokens, (GRPO alone) masks of tools, texts, (GRPO alone) what stays empty.
+    sampled = {"GRPO": (*tokens, None, texts, None, {}, None, None), "RLOO": (*tokens, texts)}
+    choices: tuple[tuple[str, str, dict[str, Any]], ...] = (
         ("grpo", "GRPO", {"scale_rewards": "group"}),
         ("dr_grpo", "GRPO", {"scale_rewards": "none"}),
         ("rloo", "RLOO", {"normalize_advantages": False}),
-    ):
+    )
+    for name, kind, settings in choices:
         with trainer(kind, lambda **_: list(rewards), num_generations=4, **settings) as made:
-            sampled = ([[2]] * 8, [[3, 1]] * 8)
-            texts = ["<3>"] * 8
-            made._generate = lambda _, kind=kind, sampled=sampled, texts=texts: (
-                (*sampled, texts)
-                if kind == "RLOO"
-                else (*sampled, None, texts, None, {}, None, None)
-            )
+            made._generate = lambda _, kind=kind: sampled[kind]
             outputs = made._generate_and_score_completions([{"prompt": "<2>"} for _ in rewards])
         advantages = {"advantages": outputs["advantages"].tolist()}
         function = f"trl.{kind}Trainer._generate_and_score_completions"
@@ -192,32 +179,20 @@ def add_advantages(record: Recorder) -> None:
 
 def add_step(record: Recorder) -> None:
     """A loss on the tiny policy itself: its gradient by every parameter."""
-    batch = tiny.batch()
-    record.inputs["step"] = batch
-    higher = {"epsilon": 0.2, "epsilon_high": 0.28}
-    tight = {"epsilon": 0.03, "epsilon_high": 0.07, "importance_sampling_level": "sequence"}
-    for name, settings in (
-        ("ppo_clip", {"loss_type": "dapo", **higher}),
-        ("ppo_clip_entropy", {"loss_type": "dapo", "entropy_coef": 0.01, **higher}),
-        ("gspo", {"loss_type": "grpo", **tight}),
-    ):
+    record.inputs["step"] = tiny.batch()
+    higher = {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28}
+    tight = {"loss_type": "grpo", "epsilon": 0.03, "epsilon_high": 0.07}
+    choices: dict[str, dict[str, Any]] = {
+        "ppo_clip": higher,
+        "ppo_clip_entropy": {"entropy_coef": 0.01, **higher},
+        "ppo_clip_kl": {"beta": 0.1, "use_bias_correction_kl": False, **higher},
+        "gspo": {"importance_sampling_level": "sequence", **tight},
+    }
+    for name, settings in choices.items():
         with trainer(temperature=tiny.TEMPERATURE, **settings) as made:
             made.current_gradient_accumulation_steps = 1
-            mask = torch.tensor(batch["mask"], dtype=torch.float64)
-            prompts = torch.tensor(batch["prompts"])
-            loss = made._compute_loss(
-                made.model,
-                {
-                    "prompt_ids": prompts,
-                    "prompt_mask": torch.ones_like(prompts),
-                    "completion_ids": torch.tensor(batch["completions"]),
-                    "completion_mask": torch.tensor(batch["present"]),
-                    "tool_mask": mask,
-                    "advantages": torch.tensor(batch["advantages"], dtype=torch.float64),
-                    "old_per_token_logps": torch.tensor(batch["behaviour"], dtype=torch.float64),
-                    "num_items_in_batch": mask.sum(),
-                },
-            )
+            batch = step_batch(made)
+            loss = made._compute_loss(made.model, batch)
             loss.backward()
             gradients = {
                 name: [round(value, 10) for value in parameter.grad.flatten().tolist()]
@@ -225,6 +200,31 @@ def add_step(record: Recorder) -> None:
             }
         outputs = {"value": loss.item(), "gradients": gradients}
         record.add("step", name, _LOSS, "step", outputs, **settings)
+
+
+def step_batch(made: Any) -> dict[str, Tensor]:
+    """The tiny batch as TRL takes it, with logprobs of the trainer's reference if it has one."""
+    batch = tiny.batch()
+    prompts, completions = torch.tensor(batch["prompts"]), torch.tensor(batch["completions"])
+    present, mask = torch.tensor(batch["present"]), torch.tensor(batch["mask"])
+    found = {
+        "prompt_ids": prompts,
+        "prompt_mask": torch.ones_like(prompts),
+        "completion_ids": completions,
+        "completion_mask": present,
+        "tool_mask": mask,
+        "advantages": torch.tensor(batch["advantages"], dtype=torch.float64),
+        "old_per_token_logps": torch.tensor(batch["behaviour"], dtype=torch.float64),
+        "num_items_in_batch": mask.sum().double(),
+    }
+    if made.ref_model is not None:
+        whole = torch.cat([prompts, completions], 1)
+        attended = torch.cat([torch.ones_like(prompts), present], 1)
+        with torch.no_grad():
+            found["ref_per_token_logps"], _, _ = made._get_per_token_logps_and_entropies(
+                made.ref_model, whole, attended, completions.size(1)
+            )
+    return found
 
 
 def main() -> None:

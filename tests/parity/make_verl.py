@@ -1,16 +1,14 @@
 """Writes fixtures/verl.json, in an environment that has verl: see README.md."""
 
 import importlib
-from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from tests.parity import inputs
+from tests.parity import inputs, verl_terms
 from tests.parity.fixtures import Recorder
+from tests.parity.recording import tensors, with_gradient
 
 verl: Any = importlib.import_module("verl")
 core: Any = importlib.import_module("verl.trainer.ppo.core_algos")
@@ -18,86 +16,16 @@ corrections: Any = importlib.import_module("verl.trainer.ppo.rollout_corr_helper
 configs: Any = importlib.import_module("verl.workers.config")
 configs_algorithm: Any = importlib.import_module("verl.trainer.config.algorithm")
 ray_trainer: Any = importlib.import_module("verl.trainer.ppo.ray_trainer")
-dapo: Any = importlib.import_module("verl.workers.reward_manager.dapo")
 
 _CORE = "verl.trainer.ppo.core_algos."
-_CORRECTIONS = "verl.trainer.ppo.rollout_corr_helper."
 # Larger than any ratio: verl's ppo loss is the dual clip, and this takes the second clip away.
 _NO_DUAL_CLIP = 1e12
-
-
-def tensors(values: dict[str, Any]) -> dict[str, Tensor]:
-    return {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
-
-
-def with_gradient(function: Callable[[Tensor], Tensor], at: Tensor) -> dict[str, Any]:
-    """The value of a function (its sum, when it gives a tensor) and its gradient."""
-    leaf = at.clone().requires_grad_()
-    value = function(leaf)
-    (gradient,) = torch.autograd.grad(value.sum(), leaf)
-    return {"value": value.tolist(), "gradient": gradient.tolist()}
 
 
 def actor(**settings: Any) -> Any:
     return configs.ActorConfig(
         strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1, **settings
     )
-
-
-def add_advantages(record: Recorder) -> None:
-    rewards = inputs.rewards()
-    record.inputs["rewards"] = rewards
-    # One token each: the reward is that of the sequence.
-    scores = torch.tensor(rewards["reward"], dtype=torch.float64)[:, None]
-    index = np.array(rewards["group"], dtype=object)
-    for name, function, settings in (
-        ("grpo", "compute_grpo_outcome_advantage", {"norm_adv_by_std_in_grpo": True}),
-        ("dr_grpo", "compute_grpo_outcome_advantage", {"norm_adv_by_std_in_grpo": False}),
-        ("rloo", "compute_rloo_outcome_advantage", {}),
-        ("rloo_vectorized", "compute_rloo_vectorized_outcome_advantage", {}),
-    ):
-        advantages, _ = getattr(core, function)(
-            scores.clone(), torch.ones_like(scores), index, **settings
-        )
-        outputs = {"advantages": advantages[:, 0].tolist()}
-        record.add("advantage", name, _CORE + function, "rewards", outputs, **settings)
-
-
-def add_token_advantages(record: Recorder) -> None:
-    """Estimators of one advantage per token: of returns, with and without a KL in the rewards."""
-    episodes = inputs.episodes()
-    record.inputs["episodes"] = episodes
-    given = tensors(episodes)
-    shaped = given["rewards"] - given["penalties"] * given["mask"]
-    for suffix, rewards in (("", given["rewards"]), ("_kl_in_reward", shaped)):
-        advantages, _ = core.compute_reinforce_plus_plus_outcome_advantage(
-            rewards, given["mask"], SimpleNamespace(gamma=1.0)
-        )
-        record.add(
-            "advantage",
-            "reinforce_pp" + suffix,
-            _CORE + "compute_reinforce_plus_plus_outcome_advantage",
-            "episodes",
-            {"advantages": advantages.tolist()},
-            gamma=1.0,
-        )
-    for name, rewards, gamma, lam in (
-        ("gae", given["rewards"], 0.97, 0.9),
-        ("gae_undiscounted", given["rewards"], 1.0, 1.0),
-        ("gae_kl_in_reward", shaped, 0.99, 0.95),
-    ):
-        advantages, returns = core.compute_gae_advantage_return(
-            rewards, given["values"], given["mask"], gamma, lam
-        )
-        record.add(
-            "advantage",
-            name,
-            _CORE + "compute_gae_advantage_return",
-            "episodes",
-            {"advantages": advantages.tolist(), "returns": returns.tolist()},
-            gamma=gamma,
-            lam=lam,
-        )
 
 
 def add_losses(record: Recorder) -> None:
@@ -127,7 +55,7 @@ def add_losses(record: Recorder) -> None:
         ("sapo", "sapo", "tokens", "seq-mean-token-mean", gates),
         ("sapo_sharp", "sapo", "tokens", "seq-mean-token-mean", {"tau_pos": 2.5, "tau_neg": 4.0}),
     ):
-        outputs = policy_loss(tensors(dict(record.inputs[given])), mode, reduction, settings)
+        outputs = policy_loss(tensors(record.inputs[given]), mode, reduction, settings)
         path = core.get_policy_loss_fn(mode).__name__
         record.add("loss", name, _CORE + path, given, outputs, reduction=reduction, **settings)
 
@@ -163,7 +91,7 @@ def add_truncated_reinforce(record: Recorder) -> None:
         bypass_mode=True, loss_type="reinforce", rollout_is="token", rollout_is_threshold=2.0
     )
     settings = {"policy_loss": configs.PolicyLossConfig(rollout_correction=correction)}
-    given = tensors(dict(record.inputs["tokens"]))
+    given = tensors(record.inputs["tokens"])
     outputs = policy_loss(given, "bypass_mode", "token-mean", settings)
     path = _CORE + "compute_policy_loss_bypass_mode"
     record.add("loss", "truncated_reinforce", path, "tokens", outputs, cap=2.0)
@@ -171,7 +99,7 @@ def add_truncated_reinforce(record: Recorder) -> None:
 
 def add_kl(record: Recorder) -> None:
     for given in ("tokens", "extremes"):
-        values = tensors(dict(record.inputs[given]))
+        values = tensors(record.inputs[given])
         for estimator in ("k1", "k2", "k3", "abs"):
 
             def penalty(
@@ -188,7 +116,7 @@ def add_kl(record: Recorder) -> None:
 
 def add_kl_in_reward(record: Recorder) -> None:
     """Rewards per token once the KL to the reference is taken off them."""
-    given = tensors(dict(record.inputs["tokens"]))
+    given = tensors(record.inputs["tokens"])
     outcomes = torch.zeros_like(given["mask"])
     data = verl.DataProto.from_dict(
         tensors={
@@ -212,7 +140,7 @@ def add_kl_in_reward(record: Recorder) -> None:
 
 
 def add_reductions(record: Recorder) -> None:
-    given = tensors(dict(record.inputs["tokens"]))
+    given = tensors(record.inputs["tokens"])
     mask = given["mask"]
     totals = {"batch_num_tokens": mask.sum().item(), "global_batch_size": len(mask)}
     for mode, extra in (
@@ -242,51 +170,9 @@ def add_reductions(record: Recorder) -> None:
         record.add("reduction", mode + ":parts", _CORE + "agg_loss", "tokens", outputs, **extra)
 
 
-def add_corrections(record: Recorder) -> None:
-    record.inputs["mismatch"] = inputs.mismatch()
-    given = tensors(dict(record.inputs["mismatch"]))
-    log_ratio = given["trainer"] - given["sampler"]
-    for name, level, threshold in (
-        ("token_tis", "token", 2.0),
-        ("sequence_tis", "sequence", 3.0),
-        ("icepop", "token", "0.5_2.0"),
-    ):
-        weights, _ = corrections.compute_rollout_correction_weights(
-            log_ratio, given["mask"], level, threshold
-        )
-        record.add(
-            "correction",
-            name,
-            _CORRECTIONS + "compute_rollout_correction_weights",
-            "mismatch",
-            {"weights": weights.tolist()},
-            level=level,
-            threshold=threshold,
-        )
-    for name, option, low, high in (
-        ("token_mask", "token_k1", 0.5, 4.0),
-        ("sequence_mask_product", "seq_sum_k1", 0.2, 3.0),
-        ("sequence_mask_geometric", "seq_mean_k1", 0.8, 1.15),
-    ):
-        # verl bounds sampler / trainer, so the bounds of trainer / sampler are inverted.
-        kept, _ = corrections.compute_rollout_rejection_mask(
-            log_ratio, given["mask"], option, f"{1 / high!r}_{1 / low!r}"
-        )
-        record.add(
-            "correction",
-            name,
-            _CORRECTIONS + "compute_rollout_rejection_mask",
-            "mismatch",
-            {"kept": kept.tolist()},
-            option=option,
-            low=low,
-            high=high,
-        )
-
-
 def add_corrected_losses(record: Recorder) -> None:
     """Decoupled PPO (ratio against the trainer before the step) with weights and masks."""
-    given = tensors(dict(record.inputs["mismatch"]))
+    given = tensors(record.inputs["mismatch"])
     given["old"] = given["trainer"]
     clips = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "clip_ratio_c": _NO_DUAL_CLIP}
     whole = clips | {"global_batch_info": {"batch_num_tokens": given["mask"].sum().item()}}
@@ -320,92 +206,20 @@ def add_corrected_losses(record: Recorder) -> None:
         record.add("correction", name, path, "mismatch", outputs, **settings, **options)
 
 
-def add_entropy(record: Recorder) -> None:
-    record.inputs["head"] = inputs.head()
-    given = tensors(dict(record.inputs["head"]))
-    hidden = given["hidden"].requires_grad_()
-    weight = given["weight"].requires_grad_()
-    logits = (hidden @ weight.t())[None] / given["temperature"][0]
-    entropy = core.compute_entropy_loss(logits, torch.ones(1, len(hidden), dtype=torch.float64))
-    by_hidden, by_weight = torch.autograd.grad(entropy, (hidden, weight))
-    outputs = {
-        "value": entropy.item(),
-        "hidden_gradient": by_hidden.tolist(),
-        "weight_gradient": by_weight.tolist(),
-    }
-    record.add("entropy", "mean", _CORE + "compute_entropy_loss", "head", outputs)
-
-
-def add_value_loss(record: Recorder) -> None:
-    given = tensors(dict(record.inputs["episodes"]))
-
-    def loss(values: Tensor) -> Tensor:
-        value, _ = core.compute_value_loss(
-            values, given["returns"], given["values"], given["mask"], cliprange_value=0.2
-        )
-        return value
-
-    outputs = with_gradient(loss, given["new_values"])
-    record.add("value", "clipped", _CORE + "compute_value_loss", "episodes", outputs, clip=0.2)
-
-
-def add_overlong(record: Recorder) -> None:
-    record.inputs["lengths"] = inputs.lengths()
-    lengths = torch.tensor(inputs.lengths()["tokens"])
-    for name, limit, weight in (("soft", 10, 1.0), ("soft_half", 10, 0.5), ("soft_beyond", 8, 1.0)):
-        manager = dapo.DAPORewardManager(
-            tokenizer=SimpleNamespace(decode=lambda *_, **__: "", eos_token="<eos>"),
-            num_examine=0,
-            compute_score=lambda **_: 0.0,
-            max_resp_len=limit,
-            overlong_buffer_cfg=SimpleNamespace(
-                enable=True, len=4, penalty_factor=weight, log=True
-            ),
-        )
-        found = manager(responses(lengths), return_dict=True)["reward_extra_info"]
-        record.add(
-            "overlong",
-            name,
-            "verl.workers.reward_manager.dapo.DAPORewardManager",
-            "lengths",
-            {"penalties": [float(penalty) for penalty in found["overlong_reward"]]},
-            limit=limit,
-            buffer=4,
-            weight=weight,
-        )
-
-
-def responses(lengths: Tensor) -> Any:
-    """A batch of verl's with responses of these lengths, after prompts of one token."""
-    count, longest = len(lengths), int(lengths.max())
-    within = torch.arange(longest)[None] < lengths[:, None]
-    return verl.DataProto.from_dict(
-        tensors={
-            "prompts": torch.ones(count, 1, dtype=torch.int64),
-            "responses": torch.ones(count, longest, dtype=torch.int64),
-            "attention_mask": torch.cat([torch.ones(count, 1), within], 1).long(),
-        },
-        non_tensors={
-            "reward_model": np.array([{"ground_truth": ""}] * count, dtype=object),
-            "data_source": np.array(["parity"] * count, dtype=object),
-        },
-    )
-
-
 def main() -> None:
     record = Recorder("verl", verl.__version__)
-    add_advantages(record)
-    add_token_advantages(record)
+    verl_terms.add_advantages(record)
+    verl_terms.add_token_advantages(record)
     add_losses(record)
     add_truncated_reinforce(record)
     add_kl(record)
     add_kl_in_reward(record)
     add_reductions(record)
-    add_corrections(record)
+    verl_terms.add_corrections(record)
     add_corrected_losses(record)
-    add_entropy(record)
-    add_value_loss(record)
-    add_overlong(record)
+    verl_terms.add_entropy(record)
+    verl_terms.add_value_loss(record)
+    verl_terms.add_overlong(record)
     print(record.write())
 
 

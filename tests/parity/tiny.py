@@ -6,10 +6,12 @@ from typing import Any
 
 VOCABULARY = 19
 TEMPERATURE = 0.8
+# Of the policy that stands as reference.
+REFERENCE = 0.3
 
 
-def policy(transformers: Any) -> Any:
-    """A Qwen3 in float64. Its parameters are a formula: no generator's version matters."""
+def policy(transformers: Any, phase: float = 0.0) -> Any:
+    """A Qwen3 in float64, another for each phase. Its parameters are a formula, not drawn."""
     config = transformers.Qwen3Config(
         vocab_size=VOCABULARY,
         hidden_size=8,
@@ -26,7 +28,7 @@ def policy(transformers: Any) -> Any:
     model = transformers.Qwen3ForCausalLM(config).double()
     for number, parameter in enumerate(model.parameters()):
         shape = parameter.shape
-        flat = [math.sin(1.7 * number + 0.9 * place) for place in range(parameter.numel())]
+        flat = [math.sin(phase + 1.7 * number + 0.9 * place) for place in range(parameter.numel())]
         scale, shift = (0.5, 0.0) if len(shape) > 1 else (0.1, 1.0)
         values = parameter.data.new_tensor(flat).reshape(shape)
         parameter.data.copy_(scale * values + shift)
