@@ -29,6 +29,7 @@ from services.learner.journal.rows import accounts
 from services.learner.journal.schema import Plan
 from services.learner.metrics.recorder import Recorder
 from services.learner.parts import Parts
+from services.learner.same_run import check_weights_are_the_same
 from services.learner.status import Phase
 from services.learner.summary import write_summary
 from services.learner.types import ModelInfo, PolicyId, StepResult, StepSettings
@@ -86,8 +87,7 @@ class Loop:
         with parts.watchdog.stage("start ranks"):
             info = await parts.ranks.start(Path(newest.directory) if newest else None)
         self._version = self._saved_step = newest.step if newest else 0
-        if newest is None:
-            await self._check_initial_policy()
+        await check_weights_are_the_same(parts.dispatcher.lineage, parts.ranks, info)
         self._on_loaded(info)
         parts.guard.loaded(info)
         for plan in await parts.journal.plans_after(self._version):
@@ -110,15 +110,6 @@ class Loop:
         await self._begin_eval()
         self._parts.status.enter(Phase.EVALUATING)
         return await self._or_drain(self._evals.finish()) is not None
-
-    async def _check_initial_policy(self) -> None:
-        """Refuse to train on from other weights than those that the run began with."""
-        known = self._parts.dispatcher.lineage.fingerprints_of(0)
-        if known and (await self._parts.ranks.publish(0)).fingerprint not in known:
-            raise ConfigError(
-                "policy.model: its weights are not those that this run began with, and the run has"
-                " no checkpoint yet: restore them, or start a new run"
-            )
 
     async def _collect(self) -> Batch:
         phase = Phase.EVALUATING if self._evals.running else Phase.SAMPLING

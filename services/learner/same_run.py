@@ -8,9 +8,12 @@ from services.common.errors import ConfigError
 from services.common.fingerprint import TokenizerDigests
 from services.common.log import get_logger
 from services.learner.config import LearnerConfig
+from services.learner.groups.lineage import Lineage
 from services.learner.journal.curriculum import drawn_tasks
 from services.learner.journal.store import Journal
+from services.learner.ports import Ranks
 from services.learner.sampling.tasks import Task
+from services.learner.types import ModelInfo
 
 _KEY = "began_with"
 _log = get_logger(__name__)
@@ -59,6 +62,22 @@ async def check_tasks_are_the_same(
         "learner.tasks is not the file that the run began with: its tasks are used from here on",
         path=config.tasks,
     )
+
+
+async def check_weights_are_the_same(lineage: Lineage, ranks: Ranks, info: ModelInfo) -> None:
+    """What policy.model holds still matters without a checkpoint, and to a KL penalty.
+
+    Raises ConfigError when it is not what the run published first.
+    """
+    known = lineage.fingerprints_of(0)
+    if not known:
+        return
+    changed = "policy.model: its weights are not those that this run began with, and "
+    remedy = ": restore them, or start a new run"
+    if info.step == 0 and (await ranks.publish(0)).fingerprint not in known:
+        raise ConfigError(f"{changed}the run has no checkpoint yet{remedy}")
+    if info.reference is not None and info.reference not in known:
+        raise ConfigError(f"{changed}its KL penalty is measured from them{remedy}")
 
 
 async def _noted(journal: Journal, name: str, value: str | int) -> str | int:

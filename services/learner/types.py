@@ -154,6 +154,8 @@ class ModelInfo:
     vocab_size: int
     # The step whose parameters are in memory: 0, or that of the checkpoint.
     step: int
+    # What a publication of the reference policy would be called, where there is one.
+    reference: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,4 +28,4 @@ class RankConfig(Model):
     # Keep the reference policy in host memory while it is not used; on a CPU it is there anyway.
     offload_reference: bool = True
     # Tokens that are scored again after a step, for policy/post_update_kl; 0 switches it off.
-    post_update_tokens: int = Field(default=16_384, ge=0)
+    post_update_tokens: int = Field(default=4096, ge=0)

@@ -111,10 +111,9 @@ class WeightSlots:
 
     def _copy(self, buffer: Tensor, place: _Place) -> TensorEntry:
         # Cast and checked where the parameters are; only the result is moved.
-        raw = self._parameters[place.name].to(self._dtype).reshape(-1).view(torch.uint8)
+        raw = _raw(self._parameters[place.name], self._dtype)
         buffer[place.start : place.end].copy_(raw)
-        name = _DTYPE_NAMES[self._dtype]
-        return TensorEntry(place.name, name, place.shape, place.start, checksum64(raw))
+        return _entry(place, raw, self._dtype)
 
     def remove(self) -> None:
         """Unlinks the slots, but not those that a successor made in their place.
@@ -124,6 +123,23 @@ class WeightSlots:
         for path, inode in zip(self.paths, self._inodes, strict=True):
             if path.exists() and path.stat().st_ino == inode:
                 path.unlink(missing_ok=True)
+
+
+@torch.no_grad()
+def fingerprint_of(parameters: Mapping[str, Tensor], dtype: torch.dtype) -> bytes:
+    """What `WeightSlots` would call these weights, without writing them."""
+    _, places, total_bytes = _plan(parameters, dtype)
+    raws = ((place, _raw(parameters[place.name], dtype)) for place in places)
+    return fingerprint(tuple(_entry(place, raw, dtype) for place, raw in raws), total_bytes)
+
+
+def _raw(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Its bytes as they are published."""
+    return tensor.to(dtype).reshape(-1).view(torch.uint8)
+
+
+def _entry(place: _Place, raw: Tensor, dtype: torch.dtype) -> TensorEntry:
+    return TensorEntry(place.name, _DTYPE_NAMES[dtype], place.shape, place.start, checksum64(raw))
 
 
 def _plan(

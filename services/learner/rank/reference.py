@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from services.common.spec import PolicyConfig
 from services.learner.rank.model import Policy, read_model
+from services.learner.rank.publish import fingerprint_of
 
 
 class Reference:
@@ -36,6 +37,10 @@ class Reference:
     def copy_of(policy: Policy, *, offload: bool) -> "Reference":
         """The policy as it is now."""
         return Reference(copy.deepcopy(policy.model), policy, offload=offload)
+
+    def fingerprint(self) -> bytes:
+        """What the publication of these weights was called."""
+        return fingerprint_of(self._policy.named_parameters(), self._policy.compute_dtype)
 
     @contextmanager
     def awake(self) -> Generator[Policy]:

@@ -43,6 +43,8 @@ class Models:
     policy: Policy
     optimizer: Optimizer
     critic: Critic | None
+    # None where nothing is measured from it.
+    reference: Reference | None
     trainer: Trainer
     replicas: Replicas
     # The steps behind the parameters.
@@ -68,6 +70,7 @@ def load_models(setup: Setup) -> Models:
     optimizer = Optimizer(policy.named_parameters(), setup.optimizer, offload=offload)
     if source:
         checkpoint.load_optimizer(source, optimizer)
+    reference = _reference(setup, policy)
     several = setup.place.count > 1
     replicas = Replicas.join(setup.place, device) if several else Replicas()
     trainer = Trainer(
@@ -75,11 +78,11 @@ def load_models(setup: Setup) -> Models:
         optimizer,
         setup.algorithm,
         setup.rank,
-        reference=_reference(setup, policy),
+        reference=reference,
         critic=_critic(setup, policy),
         replicas=replicas,
     )
-    return Models(policy, optimizer, trainer.critic, trainer, replicas, step)
+    return Models(policy, optimizer, trainer.critic, reference, trainer, replicas, step)
 
 
 def _device(setup: Setup) -> torch.device:

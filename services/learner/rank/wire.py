@@ -164,11 +164,12 @@ def _parts(joined: NDArray[Any], lengths: Sequence[int]) -> list[NDArray[Any]]:
 
 
 def encode_model_info(info: ModelInfo) -> Message:
-    return asdict(info)
+    return {**asdict(info), "reference": info.reference.hex() if info.reference else None}
 
 
 def decode_model_info(message: Message) -> ModelInfo:
-    return ModelInfo(**message)
+    reference = message["reference"]
+    return ModelInfo(**{**message, "reference": bytes.fromhex(reference) if reference else None})
 
 
 def encode_step_result(result: StepResult) -> Message:

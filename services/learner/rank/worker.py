@@ -34,9 +34,10 @@ class Rank:
 
     def info(self) -> ModelInfo:
         """What was loaded."""
-        policy = self._models.policy
-        parameters = policy.named_parameters().values()
-        return ModelInfo(sum(p.numel() for p in parameters), policy.head.shape[0], self._step)
+        policy, reference = self._models.policy, self._models.reference
+        count = sum(parameter.numel() for parameter in policy.named_parameters().values())
+        fingerprint = reference.fingerprint() if reference is not None else None
+        return ModelInfo(count, policy.head.shape[0], self._step, fingerprint)
 
     def train(self, message: wire.Message) -> wire.Message:
         """Makes the next step with the batch that the message describes.

@@ -12,10 +12,12 @@ from services.learner.config import OptimizerConfig
 from services.learner.rank.config import RankConfig
 from services.learner.rank.model import Policy, load
 from services.learner.rank.optimizer import Optimizer
+from services.learner.rank.publish import WeightSlots
 from services.learner.rank.reference import Reference
 from services.learner.rank.replicas import Replicas
 from services.learner.rank.rows import Packer, Row
 from services.learner.rank.scoring import score_rows
+from services.learner.rank.setup import Setup, load_models
 from services.learner.rank.step import Trainer
 from services.learner.types import StepResult
 from tests.learner.rank.configs import policy_config
@@ -136,6 +138,52 @@ def test_the_reference_is_bit_for_bit_the_initial_policy(model_folder: Path, dty
         np.testing.assert_array_equal(found[index], logprobs)
     assert kept["model.layers.0.mlp.up_proj.weight"].dtype == policy.compute_dtype
     assert not any(parameter.requires_grad for parameter in kept.values())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_reference_goes_by_the_name_of_the_first_publication(
+    model_folder: Path, tmp_path: Path, dtype: str
+) -> None:
+    config = policy_config(model_folder, dtype=dtype)
+    policy = load(config, RANK)
+    slots = WeightSlots(policy.named_parameters(), policy.compute_dtype, tmp_path, "run")
+    reference = Reference.load(config, policy, offload=True)
+    assert reference.fingerprint() == slots.write(0)[1]
+
+
+def test_a_run_that_resumes_measures_from_where_it_began(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    straight = load_models(setup(model_folder, tmp_path, None))
+    batch = make_batch()
+    straight.trainer.train(batch, lr=1e-2)
+    straight.save(tmp_path / "checkpoint", 1)
+    resumed = load_models(setup(model_folder, tmp_path, tmp_path / "checkpoint"))
+    assert straight.reference is not None
+    assert resumed.reference is not None
+    assert resumed.reference.fingerprint() == straight.reference.fingerprint()
+    ours, theirs = (
+        models.trainer.train(replace(batch, step=2), lr=1e-2) for models in (straight, resumed)
+    )
+    assert ours.metrics == theirs.metrics
+    assert ours.metrics["policy/kl"] > 0
+    assert same_bits(parameters(straight.policy), parameters(resumed.policy))
+
+
+def setup(folder: Path, tmp_path: Path, source: Path | None) -> Setup:
+    return Setup.model_validate(
+        {
+            "run_id": "run",
+            "shm_dir": tmp_path,
+            "total_steps": 9,
+            "policy": policy_config(folder),
+            "algorithm": {"kl": {"coefficient": 0.1}},
+            "optimizer": OptimizerConfig(),
+            "rank": RANK,
+            "checkpoint": source,
+            "place": {"index": 0, "count": 1, "rendezvous": tmp_path / "rendezvous"},
+        }
+    )
 
 
 def test_a_step_leaves_the_reference_as_it_was(model_folder: Path) -> None:
