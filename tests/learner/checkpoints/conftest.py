@@ -26,6 +26,6 @@ def store(tmp_path: Path) -> Iterator[FsspecStore]:
 
 
 @pytest.fixture
-def s3(endpoint: str, request: pytest.FixtureRequest) -> FsspecStore:
+def s3(endpoint: str, tmp_path: Path) -> FsspecStore:
     """Of the run of this test, in S3."""
-    return s3_store(endpoint, request.node.name[:60])
+    return s3_store(endpoint, tmp_path.name)
