@@ -10,10 +10,13 @@ from services.learner.algo.objective import Objective, PackTokens
 from services.learner.algo.reductions import REDUCTIONS
 from services.learner.algorithm_config import AlgorithmConfig
 from tests.parity.fixtures import Case
-from tests.parity.support import Packed, agree, chosen, each, gradient_of
+from tests.parity.support import TOLERANCE, Packed, agree, chosen, each, gradient_of
 
 # The length that every peer was given for sequence_mean_token_sum_norm.
 NORM_TOKENS = 16
+# verl rounds nothing to float32 as TRL does with SAPO's temperatures and SkyRL with every ratio:
+# all that is left is the 1e-8 that it adds to the lengths of sequences.
+VERL_TOLERANCE = 3e-8
 
 _SYMMETRIC = {"clip_low": 0.2, "clip_high": 0.2}
 _HIGHER = {"clip_low": 0.2, "clip_high": 0.28}
@@ -99,9 +102,10 @@ def ours(config: AlgorithmConfig, inputs: Mapping[str, Any]) -> tuple[Tensor, Te
 
 @each(chosen("loss", LOSSES, but=[("trl", "gspo_by_token")]))
 def test_a_loss_and_its_gradient_are_the_peers(case: Case) -> None:
+    tolerance = VERL_TOLERANCE if case.peer == "verl" else TOLERANCE
     loss, gradient = ours(configured(LOSSES[case.name]), case.inputs)
-    agree(loss, case.outputs["value"])
-    agree(gradient, Packed(case.inputs).of(case.outputs["gradient"]))
+    agree(loss, case.outputs["value"], tolerance)
+    agree(gradient, Packed(case.inputs).of(case.outputs["gradient"]), tolerance)
 
 
 @each(chosen("loss", EXTREMES, but=[("trl", "ppo_clip_extremes")]))

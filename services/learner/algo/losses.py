@@ -128,8 +128,9 @@ def sapo(tokens: LossInput, config: AlgorithmConfig) -> TokenLoss:
     On policy its gradient is that of REINFORCE; nothing is ever clipped.
     """
     ratio = log_ratio(tokens.logprobs, tokens.old).exp()
-    tau = torch.where(tokens.advantages > 0, config.sapo_positive, config.sapo_negative)
-    gate = torch.sigmoid(tau.to(ratio.dtype) * (ratio - 1)) * (4 / tau.to(ratio.dtype))
+    tau = torch.full_like(ratio, config.sapo_negative)
+    tau = tau.masked_fill(tokens.advantages > 0, config.sapo_positive)
+    gate = torch.sigmoid(tau * (ratio - 1)) * (4 / tau)
     return TokenLoss(-gate * tokens.advantages, torch.zeros_like(ratio, dtype=torch.bool))
 
 
