@@ -36,6 +36,7 @@ class LearningRules:
             *self._entropy(facts),
             *self._skipped(facts),
             *self._guard(facts),
+            *self._uploads(facts),
         ]
 
     def _signal(self, facts: StepFacts) -> Iterable[Verdict]:
@@ -187,6 +188,19 @@ class LearningRules:
             float(level),
             0.0,
             Severity.ERROR if level > 1 else Severity.WARNING,
+        )
+
+    def _uploads(self, facts: StepFacts) -> Iterable[Verdict]:
+        failures = facts.metrics.get("checkpoint/upload_failures", 0.0)
+        recent = self._memory.level("uploads", failures).total
+        yield Verdict(
+            "upload_failing",
+            ALL,
+            recent > 0,
+            f"{failures:.0f} uploads of checkpoints failed before step {facts.step}",
+            "They are tried again, and are whole on this machine: look at the store that the log"
+            " names, its credentials and its space (learner.checkpoint.remote)",
+            recent,
         )
 
 

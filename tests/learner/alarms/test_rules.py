@@ -24,6 +24,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, float], str]] = {
     "given_up_tasks/shop": ({"given_up": {"shop": 1}}, {}, "3 of its tasks"),
     "refused_tasks/shop": ({"refused": {"shop": 8}}, {}, "would not open 16 tries"),
     "mismatch_guard/all": ({}, {"mismatch/guard_level": 1.0}, "far off get no gradient"),
+    "upload_failing/all": ({}, {"checkpoint/upload_failures": 2.0}, "2 uploads of checkpoints"),
     "staleness_over/all": ({}, {"async/staleness_max": 2.0}, "2 versions old; the bound is 1"),
 }
 

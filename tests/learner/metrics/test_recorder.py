@@ -2,10 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,18 +11,11 @@ from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import trajectory_pb2
 from services.learner.adapters.fake import FakeRanks
 from services.learner.adapters.trackers_jsonl import JsonlTracker
-from services.learner.assemble import Vendors, run_learner
-from services.learner.ports import TrackedRun, Tracker
+from services.learner.ports import TrackedRun
 from services.learner.types import Histogram
 from tests.learner.alarms.support import Heard
-from tests.learner.support import (
-    TOKENIZER,
-    FakeWorker,
-    failed,
-    free_port,
-    make_config,
-    make_runtime,
-)
+from tests.learner.metrics.support import run_with
+from tests.learner.support import FakeWorker, failed
 
 
 class Opened(JsonlTracker):
@@ -45,43 +36,12 @@ class Opened(JsonlTracker):
         super().log(step, metrics, histograms)
 
 
-async def start(
-    tmp_path: Path,
-    tracker: Tracker,
-    *,
-    before: Callable[[str], None] = lambda name: None,
-    worker: type[FakeWorker] = FakeWorker,
-    until: Callable[[FakeWorker], Awaitable[None]] | None = None,
-    heard: Heard | None = None,
-    **changes: Any,
-) -> None:
-    """One start of a run, to its end, its failure, or that of `until`."""
-    changes = {"steps": 4, "checkpoint": {"every": 100}, **changes}
-    address = f"127.0.0.1:{free_port()}"
-    runtime = make_runtime(tmp_path, make_config(tmp_path, **changes), listen=address)
-    ranks = FakeRanks(tmp_path / "weights", before=before)
-    sinks = [heard] if heard else []
-    vendors = Vendors(ranks, tracker, TOKENIZER, alarm_sinks=sinks)
-    running = asyncio.create_task(run_learner(runtime, vendors))
-    try:
-        async with worker(address).working() as working:
-            waiting = until(working) if until else asyncio.sleep(20)
-            ended = asyncio.ensure_future(waiting)
-            await asyncio.wait({running, ended}, return_when=asyncio.FIRST_COMPLETED)
-            ended.cancel()
-            await asyncio.gather(ended, return_exceptions=True)
-    finally:
-        running.cancel()
-        tracker.close()
-        with suppress(asyncio.CancelledError):
-            await running
-
-
 class Crash(Exception):
     """What a test has a rank fail with."""
 
 
-def crash_at(moment: str, count: int) -> Callable[[str], None]:
+def crash_at(tmp_path: Path, moment: str, count: int) -> FakeRanks:
+    """Ranks that fail as they begin something for the `count`-th time."""
     left = count
 
     def before(name: str) -> None:
@@ -90,7 +50,7 @@ def crash_at(moment: str, count: int) -> Callable[[str], None]:
         if not left:
             raise Crash
 
-    return before
+    return FakeRanks(tmp_path / "weights", before=before)
 
 
 def steps_of(tmp_path: Path, name: str) -> list[int]:
@@ -106,10 +66,10 @@ def tracker_of(tmp_path: Path) -> Opened:
 async def test_steps_that_a_resumed_run_replays_are_not_logged_again(tmp_path: Path) -> None:
     first, second = tracker_of(tmp_path), None
     with pytest.raises(Crash):
-        await start(tmp_path, first, before=crash_at("train", 3))
+        await run_with(tmp_path, first, ranks=crash_at(tmp_path, "train", 3))
     assert steps_of(tmp_path, "policy/loss") == [1, 2]
     second = tracker_of(tmp_path)
-    await start(tmp_path, second)
+    await run_with(tmp_path, second)
     # Step 3 was planned and never trained: its replay is its first training.
     assert steps_of(tmp_path, "policy/loss") == [1, 2, 3, 4]
     assert steps_of(tmp_path, "timing/step") == [1, 2, 4]
@@ -122,15 +82,15 @@ async def test_a_step_that_was_trained_and_not_logged_is_logged_by_its_replay(
 ) -> None:
     # The third publication is that of step 2.
     with pytest.raises(Crash):
-        await start(tmp_path, tracker_of(tmp_path), before=crash_at("publish", 3))
+        await run_with(tmp_path, tracker_of(tmp_path), ranks=crash_at(tmp_path, "publish", 3))
     assert steps_of(tmp_path, "policy/loss") == [1]
-    await start(tmp_path, tracker_of(tmp_path))
+    await run_with(tmp_path, tracker_of(tmp_path))
     assert steps_of(tmp_path, "policy/loss") == [1, 2, 3, 4]
 
 
 async def test_a_learner_logs_how_its_attempts_are_spread(tmp_path: Path) -> None:
     tracker = tracker_of(tmp_path)
-    await start(tmp_path, tracker, steps=1)
+    await run_with(tmp_path, tracker, steps=1)
     assert tracker.shapes >= {
         "reward/distribution",
         "environment/turns",
@@ -143,7 +103,9 @@ async def test_a_learner_logs_how_its_attempts_are_spread(tmp_path: Path) -> Non
 async def test_a_run_that_fails_raises_an_alarm(tmp_path: Path) -> None:
     heard = Heard()
     with pytest.raises(Crash):
-        await start(tmp_path, tracker_of(tmp_path), before=crash_at("train", 1), heard=heard)
+        await run_with(
+            tmp_path, tracker_of(tmp_path), ranks=crash_at(tmp_path, "train", 1), heard=heard
+        )
     assert heard.names == ["+run_failed/all"]
     assert heard.alarms[0].verdict.cause == "Crash()"
 
@@ -170,7 +132,7 @@ async def test_an_environment_that_always_fails_raises_an_alarm_before_any_step_
     tmp_path: Path,
 ) -> None:
     heard = Heard()
-    await start(
+    await run_with(
         tmp_path,
         tracker_of(tmp_path),
         worker=UnluckyWorker,
