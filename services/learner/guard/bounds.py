@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from services.learner.guard.chart import Bound, Rules
 from services.learner.guard.config import GuardConfig
 
-# Another order of the same float32 (bfloat16) arithmetic stays well below.
+# Two to three times what the worst healthy pair of engine and trainer was found to differ by in
+# bfloat16, a hundred times in float32, where nothing but the order of additions differs.
 BOUNDS: Mapping[str, Bound] = {
     "float32": Bound(mean=1e-4, tail=1e-3, kl=1e-6),
-    "bfloat16": Bound(mean=0.03, tail=0.25, kl=2e-3),
+    "bfloat16": Bound(mean=0.08, tail=0.75, kl=5e-3),
 }
 
 

@@ -13,9 +13,13 @@ from services.learner.algo.logprob_head import token_logprobs
 from services.learner.algo.masks import predicting_positions
 from services.learner.algo.mismatch import distribution
 from services.learner.guard.types import Band, Comparison
+from services.learner.rank.config import RankConfig
 from services.learner.rank.model import Policy
 from services.learner.rank.publish import WeightSlots
 from services.learner.types import TrainBatch, TrainSequence, VersionMismatch
+
+# The tokens of a sequence, and the positions that predict the policy's among them.
+_Piece = tuple[NDArray[np.int32], NDArray[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +53,34 @@ class PolicyTokens:
 
 
 @torch.no_grad()
-def states(policy: Policy, sequences: Sequence[TrainSequence]) -> Tensor:
-    """Hidden states [n, width] from which the policy's tokens of each sequence follow."""
+def states(policy: Policy, sequences: Sequence[TrainSequence], budget: int) -> Tensor:
+    """Hidden states [n, width] from which the policy's tokens of each sequence follow.
+
+    Sequences are computed in packs of at most `budget` tokens, where the model allows packs.
+    """
     parts: list[Tensor] = []
+    for pack in _packs(sequences, budget if policy.packable else 1):
+        starts = np.cumsum([0, *(len(ids) for ids, _ in pack)])
+        positions = [where + start for (_, where), start in zip(pack, starts, strict=False)]
+        hidden = policy.hidden([ids for ids, _ in pack])
+        parts.append(hidden[torch.from_numpy(np.concatenate(positions)).to(policy.device)])
+    return torch.cat(parts)
+
+
+def _packs(sequences: Sequence[TrainSequence], budget: int) -> list[list[_Piece]]:
+    """Neighbours together, in order."""
+    packs: list[list[_Piece]] = []
+    room = 0
     for sequence in sequences:
         positions = predicting_positions(sequence.policy_mask)
         # What follows the last of the policy's tokens changes nothing.
         ids = sequence.token_ids[: int(positions[-1]) + 1]
-        parts.append(policy.hidden([ids])[torch.from_numpy(positions).to(policy.device)])
-    return torch.cat(parts)
+        if not packs or len(ids) > room:
+            packs.append([])
+            room = budget
+        packs[-1].append((ids, positions))
+        room -= len(ids)
+    return packs
 
 
 @contextmanager
@@ -80,11 +103,13 @@ def held_weights(policy: Policy, slots: WeightSlots, version: int) -> Generator[
 class Comparer:
     """Compares on one rank, and leaves model and optimizer as they were."""
 
-    def __init__(self, policy: Policy, slots: WeightSlots, *, chunk: int, split: int | None):
+    def __init__(
+        self, policy: Policy, slots: WeightSlots, rank: RankConfig, *, split: int | None
+    ) -> None:
         """`split` is the position at which errors are told apart, the median where it is None."""
         self._policy = policy
         self._slots = slots
-        self._chunk = chunk
+        self._rank = rank
         self._split = split
 
     def compare(self, batch: TrainBatch) -> Comparison:
@@ -109,11 +134,11 @@ class Comparer:
     def logprobs(self, sequences: Sequence[TrainSequence], tokens: PolicyTokens) -> Tensor:
         """Of the policy's tokens [n], with the weights that the model holds now."""
         return token_logprobs(
-            states(self._policy, sequences),
+            states(self._policy, sequences, self._rank.pack_tokens),
             self._policy.head,
             tokens.targets,
             tokens.temperature,
-            chunk=self._chunk,
+            chunk=self._rank.head_chunk,
         )
 
     def _by_version(self, batch: TrainBatch) -> Iterator[tuple[int, list[int]]]:

@@ -25,7 +25,7 @@ class Comparing:
         scaling = config.rope_scaling or {}
         original = scaling.get("original_max_position_embeddings")
         split = int(original) if original is not None else None
-        self._comparer = Comparer(policy, slots, chunk=rank.head_chunk, split=split)
+        self._comparer = Comparer(policy, slots, rank, split=split)
 
     def compare(self, batch: TrainBatch, version: int, *, diagnose: bool) -> Comparison:
         """`version` is that of the weights in the model.

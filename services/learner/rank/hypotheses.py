@@ -53,7 +53,7 @@ class _Trials:
         indices = [i for i, s in enumerate(batch.sequences) if s.staleness == 0]
         self._sequences: list[TrainSequence] = [batch.sequences[i] for i in indices]
         self._tokens = PolicyTokens.of(batch, indices, self._policy.device)
-        self._own = self._scores(self._policy, states(self._policy, self._sequences))
+        self._own = self._scores(self._policy, self._states(self._policy))
 
     def all(self) -> Iterator[Hypothesis]:
         """Every change that this model allows."""
@@ -64,7 +64,7 @@ class _Trials:
 
     def _temperatures(self) -> Iterator[Hypothesis]:
         """The engine may report logprobs of temperature 1, or of whichever fits best."""
-        hidden = states(self._policy, self._sequences)
+        hidden = self._states(self._policy)
         # A canary, which is scored at 1, comes before what was sampled.
         sampled = self._tokens.temperature == self._tokens.temperature[-1]
 
@@ -92,12 +92,12 @@ class _Trials:
     def _with_rope(self, value: str, parameters: Mapping[str, Any]) -> Iterator[Hypothesis]:
         with _rope_parameters(self._policy.model, parameters) as changed:
             if changed:
-                hidden = states(self._policy, self._sequences)
+                hidden = self._states(self._policy)
                 yield self._hypothesis("rope", value, self._scores(self._policy, hidden))
 
     def _weights(self) -> Iterator[Hypothesis]:
         """Weights that were published before, or never: the head alone, or all of them."""
-        policy, hidden = self._policy, states(self._policy, self._sequences)
+        policy, hidden = self._policy, self._states(self._policy)
         embedding: Any = policy.model.get_input_embeddings()
         if embedding.weight is not policy.head:
             scores = self._scores(policy, hidden, head=embedding.weight)
@@ -113,7 +113,7 @@ class _Trials:
     def _other(self, other: Policy, hidden: Tensor, owner: str) -> Iterator[Hypothesis]:
         scores = self._scores(self._policy, hidden, head=other.head)
         yield self._hypothesis("head", f"that of {owner}", scores)
-        whole = self._scores(other, states(other, self._sequences))
+        whole = self._scores(other, self._states(other))
         yield self._hypothesis("weights", f"those of {owner}", whole)
 
     def _dtypes(self) -> Iterator[Hypothesis]:
@@ -124,8 +124,11 @@ class _Trials:
             model: Any = nn.Module.to(copy.deepcopy(self._policy.model), dtype)
             # No autocast: nothing is computed in any other dtype than this.
             cast = replace(self._policy, model=model, compute_dtype=torch.float32)
-            hidden = states(cast, self._sequences).to(dtype)
+            hidden = self._states(cast).to(dtype)
             yield self._hypothesis("dtype", name, self._scores(cast, hidden))
+
+    def _states(self, policy: Policy) -> Tensor:
+        return states(policy, self._sequences, self._suspect.rank.pack_tokens)
 
     def _scores(
         self,
