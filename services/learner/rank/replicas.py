@@ -85,11 +85,11 @@ class Replicas:
         `lengths` are the arrays', of all keys and in the same order on every rank. Values arrive
         as they are, NaN too.
         """
-        if self.count == 1:
+        if self.count == 1 or not lengths:
             return {key: own[key] for key in lengths if key in own}
         ends = np.cumsum(list(lengths.values()), dtype=np.int64)
-        values = np.zeros(int(ends[-1]) if len(ends) else 0, np.float32)
-        parts = dict(zip(lengths, np.split(values, ends[:-1]), strict=False))
+        values = np.zeros(int(ends[-1]), np.float32)
+        parts = dict(zip(lengths, np.split(values, ends[:-1]), strict=True))
         for key, array in own.items():
             parts[key][:] = array
         summed = torch.from_numpy(values).to(self._device)
@@ -97,8 +97,3 @@ class Replicas:
         values[:] = summed.cpu().numpy()
         there = self.total(*(float(key in own) for key in lengths))
         return {key: parts[key] for key, ranks in zip(lengths, there, strict=True) if ranks}
-
-    def leave(self) -> None:
-        """Ends the group; may be called in any state."""
-        if self.count > 1 and dist.is_initialized():
-            dist.destroy_process_group()

@@ -1,5 +1,6 @@
 """One training step: scores, advantages, packs, fused loss, optimizer updates, metrics."""
 
+import logging
 import time
 from collections.abc import Mapping
 
@@ -22,6 +23,9 @@ from services.learner.rank.scoring import score_rows
 from services.learner.rank.updates import History, Updater
 from services.learner.types import StepResult, TrainBatch
 
+# The rank's log is what its process prints.
+_log = logging.getLogger(__name__)
+
 
 class Trainer:
     """Makes the optimizer updates of a step. Deterministic given parameters, state and batch."""
@@ -42,39 +46,28 @@ class Trainer:
 
         Raises ValueError for what no plugin registers, and for what the algorithm lacks.
         """
-        load_plugins(algorithm.plugins)
-        ADVANTAGES.get(algorithm.advantage)
-        Objective(algorithm)
+        _check_names(algorithm)
         if reference is None and algorithm.kl.coefficient > 0:
             reference = Reference.copy_of(policy, offload=rank.offload_reference)
         if critic is None and algorithm.advantage == "gae":
-            critic = Critic(
-                policy, algorithm.critic, optimizer.config, offload=rank.offload_optimizer
-            )
+            offload = rank.offload_optimizer
+            critic = Critic(policy, algorithm.critic, optimizer.config, offload=offload)
         self.critic = critic
         self._policy = policy
-        self._optimizer = optimizer
         self._algorithm = algorithm
         self._rank = rank
-        self._replicas = replicas or Replicas()
-        self._packer = Packer(policy, rank.pack_tokens, self._replicas)
+        replicas = replicas or Replicas()
+        packer = Packer(policy, rank.pack_tokens, replicas)
+        norm_tokens = _norm_tokens(algorithm, policy)
+        self._packer = packer
         self._preparer = Preparer(
-            policy,
-            reference,
-            critic,
-            algorithm,
-            self._packer,
-            rank.head_chunk,
-            _norm_tokens(algorithm, policy),
+            policy, reference, critic, algorithm, packer, rank.head_chunk, norm_tokens
         )
+        bonus = algorithm.entropy_coefficient != 0
         accumulator = Accumulator(
-            policy,
-            critic,
-            self._packer,
-            chunk=rank.head_chunk,
-            entropy_bonus=algorithm.entropy_coefficient != 0,
+            policy, critic, packer, chunk=rank.head_chunk, entropy_bonus=bonus
         )
-        self._updater = Updater(optimizer, critic, accumulator, self._replicas)
+        self._updater = Updater(optimizer, critic, accumulator, replicas)
 
     def train(self, batch: TrainBatch, lr: float) -> StepResult:
         """Makes the updates; `skipped` says whether any was refused for what is not finite.
@@ -87,7 +80,8 @@ class Trainer:
         objective = Objective(self._algorithm, batch.settings)
         try:
             prepared = self._preparer.prepare(batch, objective)
-        except NotFiniteError:
+        except NotFiniteError as error:
+            _log.warning("step %d is refused: %s", batch.step, error)
             refused = float(self._algorithm.epochs * self._algorithm.mini_batches)
             metrics = {"policy/lr": lr, "policy/updates": 0.0, "policy/skipped": refused}
             return StepResult(metrics, time.monotonic() - started, skipped=True)
@@ -153,6 +147,12 @@ class Trainer:
                 chosen.append(row)
         after = score_rows(self._policy, chosen, self._packer, chunk=self._rank.head_chunk)
         return {"policy/post_update_kl": report.post_update_kl(evidence.logprobs, after)}
+
+
+def _check_names(algorithm: AlgorithmConfig) -> None:
+    load_plugins(algorithm.plugins)
+    ADVANTAGES.get(algorithm.advantage)
+    Objective(algorithm)
 
 
 def _norm_tokens(algorithm: AlgorithmConfig, policy: Policy) -> int:

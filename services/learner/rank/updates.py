@@ -1,5 +1,6 @@
 """Updates of policy and critic, which are made both or not at all."""
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,9 @@ from services.learner.rank.optimizer import Optimizer, Update
 from services.learner.rank.preparation import Example
 from services.learner.rank.replicas import Replicas
 from services.learner.rank.rows import ByRow
+
+# The rank's log is what its process prints.
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,7 @@ class Updater:
             pairs = zip(chosen, norms, strict=True)
             updates = [optimizer.step(rate, norm) for (optimizer, rate), norm in pairs]
         else:
+            _log.warning("an update is refused: of losses and gradient norms, %s", figures)
             updates = [optimizer.discard() for optimizer, _ in chosen]
         own = updates.pop(0) if policy else None
         return own, updates[0] if updates else None

@@ -12,11 +12,12 @@ import torch
 
 from services.learner.algorithm_config import AlgorithmConfig
 from services.learner.rank.replicas import Place, Replicas
-from services.learner.types import StepResult
-from tests.learner.rank.support import make_batch, make_trainer, parameters, same_bits
+from services.learner.types import StepResult, TrainBatch
+from tests.learner.rank.support import changed, make_batch, make_trainer, parameters, same_bits
 
 Weights = dict[str, torch.Tensor]
 Done = tuple[list[StepResult], Weights]
+Change = Callable[[TrainBatch], TrainBatch]
 
 EVERYTHING: dict[str, object] = {
     "advantage": "gae",
@@ -42,7 +43,17 @@ def loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
 
 
-def work(folder: Path, algorithm: object, replicas: Replicas, *, poison: bool) -> Done:
+def as_it_is(batch: TrainBatch) -> TrainBatch:
+    return batch
+
+
+def poisoned(batch: TrainBatch) -> TrainBatch:
+    first = batch.sequences[0]
+    bad = replace(first, behaviour_logprobs=first.token_ids * np.nan)
+    return replace(batch, sequences=(bad, *batch.sequences[1:]))
+
+
+def work(folder: Path, algorithm: object, replicas: Replicas, change: Change) -> Done:
     """Two steps of one rank, and what it holds then, its critic included."""
     policy, _, trainer = make_trainer(
         folder,
@@ -51,10 +62,7 @@ def work(folder: Path, algorithm: object, replicas: Replicas, *, poison: bool) -
         # Adam divides a gradient by its own size, rounding errors too; not with this.
         eps=1.0,
     )
-    batch = make_batch(policy, shift=0.2)
-    if poison:
-        bad = replace(batch.sequences[0], behaviour_logprobs=batch.sequences[0].token_ids * np.nan)
-        batch = replace(batch, sequences=(bad, *batch.sequences[1:]))
+    batch = change(make_batch(policy, shift=0.2))
     results = [trainer.train(replace(batch, step=step), lr=1.0) for step in (1, 2)]
     critic = trainer.critic.state() if trainer.critic is not None else {}
     # Of another process only plain arrays come back.
@@ -69,12 +77,12 @@ def child(place: Place, pipe: Connection, task: Callable[[Replicas], Done]) -> N
 
 
 def run(
-    count: int, tmp_path: Path, folder: Path, algorithm: object, *, poison: bool = False
+    count: int, tmp_path: Path, folder: Path, algorithm: object, change: Change = as_it_is
 ) -> list[Done]:
     """What each of `count` ranks did. They are forked: torch is loaded once."""
 
     def task(replicas: Replicas) -> Done:
-        return work(folder, algorithm, replicas, poison=poison)
+        return work(folder, algorithm, replicas, change)
 
     if count == 1:
         return [task(Replicas())]
@@ -134,10 +142,22 @@ def test_what_is_not_finite_on_one_rank_is_refused_on_all(
     model_folder: Path, tmp_path: Path
 ) -> None:
     algorithm = {"advantage": "gae"}
-    ((_, untouched),) = run(1, tmp_path, model_folder, algorithm, poison=True)
-    for results, weights in run(2, tmp_path, model_folder, algorithm, poison=True):
+    ((_, untouched),) = run(1, tmp_path, model_folder, algorithm, poisoned)
+    for results, weights in run(2, tmp_path, model_folder, algorithm, poisoned):
         assert [result.skipped for result in results] == [True, True]
         assert same_bits(weights, untouched)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_where_nothing_has_a_gradient_all_ranks_do_nothing(
+    model_folder: Path, tmp_path: Path, count: int
+) -> None:
+    def equal(batch: TrainBatch) -> TrainBatch:
+        return changed(batch, reward=1.0)
+
+    for results, _ in run(count, tmp_path, model_folder, {}, equal):
+        assert [r.metrics["policy/updates"] for r in results] == [0.0, 0.0]
+        assert not any(result.skipped for result in results)
 
 
 def test_with_fewer_sequences_than_ranks_some_compute_nothing() -> None:
