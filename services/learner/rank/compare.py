@@ -1,7 +1,7 @@
 """What engines say of their samples, scored again with the weights that sampled them."""
 
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,15 +84,16 @@ def _packs(sequences: Sequence[TrainSequence], budget: int) -> list[list[_Piece]
 
 
 @contextmanager
-def held_weights(policy: Policy, slots: WeightSlots, version: int) -> Generator[None]:
-    """The policy computes with a published version's weights for as long.
+def other_weights(policy: Policy, tensors: Iterable[tuple[str, Tensor]]) -> Generator[None]:
+    """The policy computes with these in place of its own weights for as long.
 
-    On a CPU they are read where they lie; a GPU holds them beside the newest ones.
+    What a published version left in shared memory a CPU reads where it lies; a GPU holds it beside
+    the newest weights.
     """
     parameters = policy.named_parameters()
     newest = {name: parameter.data for name, parameter in parameters.items()}
     try:
-        for name, tensor in slots.tensors(version):
+        for name, tensor in tensors:
             parameters[name].data = tensor.to(policy.device, newest[name].dtype)
         yield
     finally:
@@ -153,7 +154,8 @@ class Comparer:
     @contextmanager
     def _weights_of(self, version: int, *, newest: int) -> Generator[None]:
         own = version == newest
-        with nullcontext() if own else held_weights(self._policy, self._slots, version):
+        older = () if own else self._slots.tensors(version)
+        with other_weights(self._policy, older):
             yield
 
 

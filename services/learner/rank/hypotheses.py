@@ -2,7 +2,8 @@
 
 import copy
 import math
-from collections.abc import Generator, Iterator, Mapping
+import re
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +15,7 @@ from transformers import AutoConfig
 from services.common.spec import PolicyConfig
 from services.learner.algo.logprob_head import token_logprobs
 from services.learner.guard.types import Hypothesis, Setting
-from services.learner.rank.compare import PolicyTokens, held_weights, states
+from services.learner.rank.compare import PolicyTokens, other_weights, states
 from services.learner.rank.config import RankConfig
 from services.learner.rank.model import Policy, load
 from services.learner.rank.publish import WeightSlots
@@ -30,6 +31,7 @@ _THETAS = (10_000.0, 100_000.0, 500_000.0, 1_000_000.0, 5_000_000.0, 10_000_000.
 _TEMPERATURES = (0.05, 20.0)
 _SEARCH_STEPS = 24
 _GOLDEN = (math.sqrt(5) - 1) / 2
+_LAYER = re.compile(r"(.*\.layers\.\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +106,28 @@ class _Trials:
             yield self._hypothesis("head", "the input embedding", scores)
         for version in self._suspect.slots.versions:
             if version != self._suspect.version:
-                with held_weights(policy, self._suspect.slots, version):
-                    yield from self._other(policy, hidden, f"version {version}")
+                older = dict(self._suspect.slots.tensors(version))
+                yield from self._left_behind(older, hidden, f"version {version}")
         if self._suspect.version > 0:
-            first = load(self._suspect.config, self._suspect.rank)
-            yield from self._other(first, hidden, "policy.model, which the run began with")
+            first = load(self._suspect.config, self._suspect.rank).named_parameters()
+            own = {name: parameter.data for name, parameter in first.items()}
+            yield from self._left_behind(own, hidden, "policy.model, which the run began with")
 
-    def _other(self, other: Policy, hidden: Tensor, owner: str) -> Iterator[Hypothesis]:
-        scores = self._scores(self._policy, hidden, head=other.head)
-        yield self._hypothesis("head", f"that of {owner}", scores)
-        whole = self._scores(other, self._states(other))
+    def _left_behind(
+        self, older: Mapping[str, Tensor], hidden: Tensor, owner: str
+    ) -> Iterator[Hypothesis]:
+        """An update that did not reach the head, one layer, or anything."""
+        with other_weights(self._policy, older.items()):
+            head = self._policy.head.data
+            whole = self._scores(self._policy, self._states(self._policy))
+        yield self._hypothesis(
+            "head", f"that of {owner}", self._scores(self._policy, hidden, head=head)
+        )
         yield self._hypothesis("weights", f"those of {owner}", whole)
+        for layer, names in _layers(older).items():
+            with other_weights(self._policy, ((name, older[name]) for name in names)):
+                scores = self._scores(self._policy, self._states(self._policy))
+            yield self._hypothesis("weights", f"new but for {layer}, that of {owner}", scores)
 
     def _dtypes(self) -> Iterator[Hypothesis]:
         """The whole model in another dtype, residual stream, norms and logits included."""
@@ -160,6 +173,15 @@ def hypotheses(suspect: Suspect, batch: TrainBatch) -> tuple[Hypothesis, ...]:
     if not any(s.staleness == 0 and s.policy_mask[1:].any() for s in batch.sequences):
         return ()
     return tuple(_Trials(suspect, batch).all())
+
+
+def _layers(names: Iterable[str]) -> dict[str, list[str]]:
+    """Parameters by the decoder layer they are in; those in none each alone."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        layer = _LAYER.match(name)
+        found.setdefault(layer.group(1) if layer else name, []).append(name)
+    return found
 
 
 def _minimum(cost: Any) -> float:

@@ -115,6 +115,21 @@ def test_an_engine_that_serves_the_version_before_is_named(trainer: Trainer, mod
     assert diagnosis.setting == "weights"
 
 
+def test_an_engine_that_an_update_reached_but_for_one_layer_is_named_with_it(
+    trainer: Trainer,
+) -> None:
+    engine = load(trainer.config, RANK)
+    updated(trainer)
+    stale = "model.layers.1."
+    own = engine.named_parameters()
+    for name, parameter in trainer.policy.named_parameters().items():
+        if not name.startswith(stale):
+            own[name].data = parameter.data
+    diagnosis = trainer.diagnosis(sampled(engine, version=1))
+    assert diagnosis.setting == "weights"
+    assert "new but for model.layers.1, that of version 0" in diagnosis.sentence
+
+
 def test_samples_of_an_older_version_are_judged_by_its_own_weights(trainer: Trainer) -> None:
     """A stale sample differs from the newest policy, and that is no mismatch."""
     old = sampled(trainer.policy)
