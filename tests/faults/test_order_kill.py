@@ -41,7 +41,7 @@ async def learn(folder: Path, worker: FakeWorker, port: int, kills: list[tuple[s
                 *("-m", "tests.faults.learner_process", str(folder), str(port), moment),
                 *(str(count), json.dumps(CHANGES)),
             )
-            died += await asyncio.wait_for(process.wait(), 30) == -signal.SIGKILL
+            died += await asyncio.wait_for(process.wait(), 60) == -signal.SIGKILL
     return died
 
 

@@ -130,12 +130,12 @@ async def test_whole_runs_with_replacement_end_and_lose_nothing(
     tmp_path: Path, max_staleness: int
 ) -> None:
     changes: dict[str, Any] = {"constant_groups": "replace", "max_staleness": max_staleness}
-    fates = (await run_to_the_end(tmp_path, steps=5, **changes))["trajectories"]
-    assert fates["trained"] == 5 * 3 * 2
+    fates = (await run_to_the_end(tmp_path, max_refill=40, **changes))["trajectories"]
+    assert fates["trained"] == 3 * 3 * 2
     assert sum(n for fate, n in fates.items() if fate != "acknowledged") == fates["acknowledged"]
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     logged = [json.loads(line) for line in lines]
-    assert [metrics["sampling/lacking_groups"] for metrics in logged] == [0] * 5
+    assert [metrics["sampling/lacking_groups"] for metrics in logged] == [0] * 3
     assert max(metrics["async/staleness_max"] for metrics in logged) <= max_staleness
 
 
