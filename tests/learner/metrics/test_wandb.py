@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from wandb.proto import wandb_internal_pb2
 
+from tests.learner.metrics.wandb_server import wandb_server
 from tests.learner.support import free_port
 
 _BLOCK = 32768
@@ -123,3 +125,17 @@ def test_mode_online_does_not_start_without_a_key(tmp_path: Path) -> None:
     done = log(tmp_path, 1, 1, mode="online")
     assert done.returncode == 1
     assert "set WANDB_API_KEY" in done.stderr
+
+
+@pytest.mark.slow  # wandb sends what it has every 15 seconds
+def test_a_resumed_run_continues_its_run_on_the_server(tmp_path: Path) -> None:
+    """The second start appends to what the server has, and overwrites none of it."""
+    with wandb_server() as server:
+        online = {"WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": server.url}
+        for first, last, resumed in ((1, 2, False), (3, 4, True)):
+            done = log(tmp_path, first, last, resumed=resumed, mode="online", **online)
+            assert done.returncode == 0, done.stderr
+        assert set(server.announced) == {"0123abcd"}
+        points = server.lines("0123abcd")
+    assert [point["step"] for point in points if "policy/loss" in point] == [1, 2, 3, 4]
+    assert [point["_step"] for point in points] == list(range(len(points)))
