@@ -137,6 +137,7 @@ async def train(
     store: RemoteStore | None,
     ranks: Ranks | None = None,
     export: Callable[[Path, Path], None] | None = None,
+    timeout_s: float = 60,
     **changes: Any,
 ) -> dict[str, Any]:
     """A whole start of a learner with a willing worker; returns the summary.
@@ -151,7 +152,7 @@ async def train(
         learner(folder, config, ranks, store, export=export) as running,
         FakeWorker(running.address).working(),
     ):
-        await asyncio.wait_for(running.task, 60)
+        await asyncio.wait_for(running.task, timeout_s)
     return json.loads((folder / "run" / "summary.json").read_text())
 
 

@@ -1,0 +1,56 @@
+"""A machine is lost with its disk: the run goes on elsewhere, from what was uploaded to S3."""
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from services.learner.adapters.remote_fsspec import open_store
+from services.learner.checkpoints.remote_layout import stamps
+from tests.faults.harness import GATEWAY, LEARNER, RANK, ROLLOUT, FaultRun
+from tests.learner.checkpoints.remote_support import BUCKET, s3_server
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+async def test_a_run_goes_on_from_s3_when_its_machine_is_gone(
+    new_run: Callable[..., FaultRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "an-id-for-tests")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret-for-tests")
+    with s3_server() as endpoint:
+        options = {"endpoint_url": endpoint}
+        url = f"s3://{BUCKET}/lost"
+        checkpoint = {"every": 2, "remote": url, "remote_options": options}
+        run = new_run(learner={"steps": 8, "checkpoint": checkpoint})
+        await run.train()
+        await run.step(1)
+        store = open_store(f"{url}/{run.folder.name}", options)
+        while not stamps(await asyncio.to_thread(store.names, "manifests")):
+            assert run.steps() < 8, "the whole run was quicker than its first upload"
+            await asyncio.sleep(0.05)
+        run.kill_launcher()
+        run.kill(LEARNER, RANK, ROLLOUT, GATEWAY)
+        await run.exit()
+        run_id = run.folder.name
+        run.clear_shared_memory()
+        await run.gone(30.0)
+        shutil.rmtree(run.runs)
+        await run.train("--resume", store.url)
+        await run.completes()
+        assert f"Restored run {run_id} at step" in run.output
+        await run.check_end(8)
+        assert run.folder.name == run_id
+        assert [stamp.run_epoch for stamp in stamps(store.names("manifests"))][-1] == 2
+    load(run.folder / "model")
+
+
+def load(folder: Path) -> None:
+    """As anybody would."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer("hello", return_tensors="pt")
+    assert model(**ids).logits.isfinite().all()

@@ -1,0 +1,76 @@
+"""A real model, trained on two machines with S3 between them, and on one."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from services.learner.adapters.ranks_local import LocalRanks
+from services.learner.adapters.remote_fsspec import FsspecStore
+from services.learner.checkpoints import remote
+from services.learner.checkpoints.manifest import sha256_of
+from services.learner.checkpoints.remote_restore import restore
+from services.learner.types import Publication
+from tests.learner.checkpoints.remote_support import RUN_ID, manifests, train
+from tests.learner.rank.configs import policy_config
+from tests.learner.rank.support import write_model
+from tests.learner.support import make_config
+
+# Fakes sample: what they say of logprobs has nothing to do with the model.
+CHANGES: dict[str, Any] = {
+    "max_staleness": 0,
+    "checkpoint": {"every": 2, "keep": 2},
+    "guard": {"mode": "off"},
+    "optimizer": {"lr": 1e-3},
+}
+
+
+class TrustedRanks(LocalRanks):
+    """Takes the word of workers that cannot tell what the model makes of the canary."""
+
+    async def publish(self, version: int) -> Publication:
+        published = await super().publish(version)
+        said = np.full(len(published.canary_token_ids) - 1, -1.0, dtype=np.float32)
+        return replace(published, canary_logprobs=said)
+
+
+async def run(folder: Path, store: FsspecStore | None, steps: int) -> None:
+    """One start of the run, up to so many steps."""
+    shm = folder / "shm"
+    shm.mkdir(parents=True, exist_ok=True)
+    config = make_config(folder, steps=steps, **CHANGES)
+    ranks = TrustedRanks(
+        RUN_ID, policy_config(folder.parent / "model"), config, folder / "rank.log", shm
+    )
+    try:
+        await train(folder, store, ranks, timeout_s=250, steps=steps, **CHANGES)
+    finally:
+        await ranks.close()
+
+
+def weights(folder: Path, step: int) -> dict[str, str]:
+    saved = folder / "run" / "checkpoints" / f"step-{step:06d}"
+    return {path.name: sha256_of(path) for path in saved.glob("*.safetensors")}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+async def test_parameters_and_optimizer_are_those_of_one_machine_bit_for_bit(
+    s3: FsspecStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "BEAT_S", 10.0)
+    write_model(tmp_path / "model")
+    old, new, whole = tmp_path / "old", tmp_path / "new", tmp_path / "whole"
+    await run(whole, None, 6)
+    await run(old, s3, 4)
+    assert manifests(s3) == ["e000001-s000002", "e000001-s000004"]
+    new.mkdir()
+    restore(s3, new / "runs", name="test")
+    (new / "runs" / RUN_ID).rename(new / "run")
+    await run(new, s3, 6)
+    assert set(weights(new, 6)) == {"model.safetensors", "optimizer.safetensors"}
+    assert weights(new, 6) == weights(whole, 6)
+    assert weights(new, 4) != weights(new, 6)
+    assert manifests(s3)[-1] == "e000002-s000006"
