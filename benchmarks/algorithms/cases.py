@@ -17,10 +17,6 @@ CORRECTIONS = {
     "token mask 0.5 to 2": AlgorithmConfig(
         proximal="trainer", correction=CorrectionConfig(token_mask=(0.5, 2.0))
     ),
-    "clip, weight 0.9 ** staleness": AlgorithmConfig(
-        correction=CorrectionConfig(staleness_decay=0.9)
-    ),
-    "GSPO": AlgorithmConfig(loss="gspo", clip_low=3e-3, clip_high=4e-3),
 }
 
 
