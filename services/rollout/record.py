@@ -8,7 +8,6 @@ import numpy as np
 
 from services.rollout.transcript import Transcript
 from services.rollout.types import (
-    MAX_DETAIL,
     AttemptKey,
     Counts,
     EpisodeInfo,
@@ -18,6 +17,8 @@ from services.rollout.types import (
     Trajectory,
     TurnTiming,
 )
+
+MAX_DETAIL = 2_000
 
 
 @dataclass(slots=True)

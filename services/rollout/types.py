@@ -10,13 +10,10 @@ from numpy.typing import NDArray
 
 from services.common.fingerprint import TensorEntry
 
-MAX_DETAIL = 2_000
-
 
 @dataclass(frozen=True, slots=True)
 class PromptFacts:
-    """What the environment says about itself. `current_date` is its own clock, or empty, and
-    `shown` what it shows before the first turn."""
+    """What the environment says about itself; `current_date` is its own clock, or empty."""
 
     prompt: str
     current_date: str
@@ -162,7 +159,6 @@ class Publication:
     canary_token_ids: NDArray[np.int32]
     timeout_s: float
     generation: int = 0
-    # Load these weights even if the engine serves them already.
     reload: bool = False
     probes: tuple[Probe, ...] = ()
 
