@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from services.common.errors import ConfigError
 from services.learner.checkpoints.durable import write_durably
 
 MANIFEST = "manifest.json"
@@ -24,8 +25,8 @@ class DamagedCheckpointError(Exception):
     """A checkpoint is not what was written; the message names the file and what is wrong."""
 
 
-class ForeignCheckpointError(Exception):
-    """A checkpoint is whole but not for this program or run; the message says what to do."""
+class ForeignCheckpointError(ConfigError):
+    """A checkpoint is whole but not for this program; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 A checkpoint folder holds `model.safetensors` (float32, canonical names) with `config.json`, so it
 is itself a Hugging Face model folder but for the tokenizer; `optimizer.safetensors`; whatever
-else has a state, as `{name}.safetensors`; and `rank.json` with the step and the SHA-256 of them
-all. A training step draws no random numbers, so there is no generator state to keep.
+else has a state, as `{name}.safetensors`; and `rank.json` with its format, the step and the SHA-256
+of them all. A training step draws no random numbers, so there is no generator state to keep.
 """
 
 import hashlib
@@ -26,6 +26,7 @@ MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "rank.json"
 CONFIG_FILE = "config.json"
+FORMAT = 1
 
 
 class CheckpointError(Exception):
@@ -54,7 +55,7 @@ def save(
         _save_tensors(directory / name, values)
     names = [CONFIG_FILE, *tensors]
     digests = {name: _sync_and_digest(directory / name) for name in names}
-    state = {"step": step, "sha256": digests}
+    state = {"format": FORMAT, "step": step, "sha256": digests}
     (directory / STATE_FILE).write_text(json.dumps(state, indent=1, sort_keys=True) + "\n")
     digests[STATE_FILE] = _sync_and_digest(directory / STATE_FILE)
     _sync_folder(directory)
@@ -64,10 +65,15 @@ def save(
 def read_step(directory: Path) -> int:
     """The step of a checkpoint, after checking that its files are what was written.
 
-    Raises CheckpointError when one is missing or differs.
+    Raises CheckpointError when one is missing or differs, or a newer program wrote it.
     """
     try:
         state = json.loads((directory / STATE_FILE).read_text())
+        if state["format"] != FORMAT:
+            raise CheckpointError(
+                f"{directory / STATE_FILE} has format {state['format']}, this program reads and"
+                f" writes {FORMAT}: go on with the version of the program that wrote it"
+            )
         for name, expected in state["sha256"].items():
             if _digest(directory / name) != expected:
                 raise CheckpointError(f"{directory / name} is not what was written: remove it")

@@ -98,8 +98,11 @@ class KilledRun:
         """What a start that is watched waits for."""
         os.mkfifo(self.folder / GO)
 
-    async def start(self, death: Death, *, same_worker: bool = True) -> int:
-        """One life of the learner; its exit status, 0 when the run is done."""
+    async def start(self, death: Death, *, same_worker: bool = True, may_fail: bool = False) -> int:
+        """One life of the learner; its exit status, 0 when the run is done.
+
+        Raises AssertionError when it ends by itself, unless it `may_fail`.
+        """
         injection = death.injection
         life = Life(
             self.folder,
@@ -124,7 +127,7 @@ class KilledRun:
         if strace:
             await strace.ended()
             self.calls = strace.calls()
-        if status:
+        if status and not (may_fail and status > 0):
             self._note(death, status, late=late)
         return status
 

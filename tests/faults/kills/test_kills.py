@@ -3,15 +3,14 @@ the parameters come out as if nothing had happened."""
 
 import random
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from services.learner.journal.store import open_journal
 from tests.faults.kills import strace
-from tests.faults.kills.fork_server import ForkServer, fork_server
+from tests.faults.kills.fork_server import ForkServer
 from tests.faults.kills.killed_run import (
     Death,
     KilledRun,
@@ -23,24 +22,11 @@ from tests.faults.kills.killed_run import (
 )
 from tests.faults.kills.strace import CALLS, Call, Injection
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.timeout(300)]
 needs_strace = pytest.mark.skipif(bool(strace.why_not()), reason=strace.why_not() or "-")
 EVERY_CALL = tuple(name for names in CALLS.values() for name in names)
 # More often than any call comes: strace then only watches.
 NEVER = "65000"
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def server() -> AsyncGenerator[ForkServer]:
-    async with fork_server() as found:
-        yield found
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def model(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    await server.run("model", {"folder": folder}, folder / "log")
-    return folder
 
 
 async def new_run(server: ForkServer, model: Path, folder: Path, steps: int = 4) -> KilledRun:
@@ -120,7 +106,6 @@ def _moved(path: Path, source: KilledRun, target: KilledRun) -> Path:
 
 @needs_strace
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 async def test_a_checkpoint_cut_off_at_any_call_at_all_is_made_again(
     server: ForkServer, model: Path, tmp_path: Path
 ) -> None:

@@ -1,0 +1,41 @@
+"""Which files a journal opens, and what it says of the others."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from services.learner.journal.schema import SCHEMA_VERSION
+from services.learner.journal.store import FILE_NAME, open_journal
+from services.learner.journal.writer import JournalError
+
+
+async def test_a_journal_of_another_schema_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as db:
+        db.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
+        db.execute("INSERT INTO meta VALUES ('schema_version', '1')")
+        db.commit()
+    message = f"has schema 1, this learner reads and writes {SCHEMA_VERSION}: go on with"
+    for _ in range(2):
+        with pytest.raises(JournalError, match=message):
+            open_journal(tmp_path)
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as db:
+        assert db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall() == [
+            ("meta",)
+        ]
+
+
+def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_bytes(b"not a database at all" * 100)
+    with pytest.raises(JournalError, match="is not a journal"):
+        open_journal(tmp_path)
+
+
+async def test_a_journal_whose_maker_was_killed_is_made_again(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / FILE_NAME)) as db:
+        db.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
+        db.commit()
+    journal = open_journal(tmp_path)
+    assert await journal.begin_epoch(at_least=1) == 1
+    await journal.close()
