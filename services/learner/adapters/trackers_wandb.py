@@ -58,7 +58,11 @@ class WandbTracker:
         except (wandb.errors.Error, ValueError) as error:
             raise ConfigError(f"learner.tracking: wandb refuses: {error}") from error
         if offline:
-            _log.info("wandb is offline", reason=offline, upload=f"wandb sync {self._run.dir}/..")
+            _log.info(
+                "wandb is offline",
+                reason=offline,
+                upload=f"wandb sync {Path(self._run.dir).parent}",
+            )
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
 

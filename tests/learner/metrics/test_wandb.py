@@ -81,11 +81,18 @@ def runs(folder: Path) -> list[Any]:
     return [r.run for r in records(folder) if r.WhichOneof("record_type") == "run"]
 
 
-def test_without_a_key_the_run_is_kept_offline_with_its_points(tmp_path: Path) -> None:
-    done = log(tmp_path, 1, 3)
+@pytest.fixture(scope="module")
+def offline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of three steps without a key."""
+    folder = tmp_path_factory.mktemp("offline")
+    done = log(folder, 1, 3)
     assert done.returncode == 0, done.stderr
     assert "no API key was found" in done.stdout + done.stderr
-    points = history(tmp_path)
+    return folder
+
+
+def test_without_a_key_the_run_is_kept_offline_with_its_points(offline: Path) -> None:
+    points = history(offline)
     assert [(p["step"], p["policy/loss"]) for p in points if "policy/loss" in p] == [
         (1, 0.5),
         (2, 1.0),
@@ -96,9 +103,8 @@ def test_without_a_key_the_run_is_kept_offline_with_its_points(tmp_path: Path) -
     assert points[0]["reward/distribution/values"] == [3, 1]
 
 
-def test_a_run_has_its_name_its_project_and_its_spec_without_secrets(tmp_path: Path) -> None:
-    log(tmp_path, 1, 1)
-    (run,) = runs(tmp_path)
+def test_a_run_has_its_name_its_project_and_its_spec_without_secrets(offline: Path) -> None:
+    (run,) = runs(offline)
     assert (run.run_id, run.display_name, run.project) == ("0123abcd", "my-run", "fleet-task-grpo")
     assert (run.run_group, list(run.tags)) == ("tests", ["a"])
     config = {item.key: item.value_json for item in run.config.update}
