@@ -38,7 +38,7 @@ TOKENS = 40
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("model", type=Path, help="a folder of a Hugging Face model")
     parser.add_argument("--samples", type=int, default=128)
     given = parser.parse_args()

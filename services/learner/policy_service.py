@@ -95,7 +95,9 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
                 "policy refused",
                 worker=request.worker_id,
                 version=policy.version,
-                outcome=pb.UpdateOutcome.Name(request.outcome) if not applied else "canary differs",
+                outcome=pb.UpdateOutcome.Name(request.outcome)
+                if not applied
+                else "canary or probes differ",
                 detail=request.detail[:500],
             )
         return pb.ReportPolicyResponse(accepted=accepted)
