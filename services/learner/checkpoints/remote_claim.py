@@ -10,7 +10,7 @@ from services.learner.checkpoints.remote import Elsewhere, NoUploads, Uploads
 from services.learner.checkpoints.remote_layout import Marker
 from services.learner.checkpoints.remote_upload import Identity, persist, read_markers, sleep
 from services.learner.journal.store import Journal
-from services.learner.ports import RemoteStore
+from services.learner.ports import RemoteRefusedError, RemoteStore
 
 T = TypeVar("T")
 
@@ -23,14 +23,17 @@ RESTORED = "restored"
 async def check(place: Elsewhere | None, journal: Journal, run_id: str) -> None:
     """Raises ConfigError when the store knows of a start of this run that the journal does not.
 
-    So for an old disk that comes back, and for a new run under an old run's id. Raises RemoteError
-    when the store cannot be asked.
+    So for an old disk that comes back, and for a new run under an old run's id; and when the store
+    refuses. Raises another RemoteError when it cannot be asked now.
     """
     if place is None:
         return
     store = place.store
     known = (await journal.meta()).get(KNOWN_MARKERS, [])
-    markers = await asyncio.to_thread(_ask, lambda: read_markers(store))
+    try:
+        markers = await asyncio.to_thread(_ask, lambda: read_markers(store))
+    except RemoteRefusedError as error:
+        raise ConfigError(f"learner.checkpoint.remote: {error}") from error
     foreign = max((m.run_epoch for m in markers if m.name not in known), default=None)
     if foreign is not None:
         raise ConfigError(

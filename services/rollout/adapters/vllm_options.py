@@ -48,6 +48,8 @@ def engine_options(config: EngineConfig, model: Model) -> dict[str, Any]:
         "disable_log_stats": True,
         "worker_extension_cls": WEIGHT_LOADER,
         "generation_config": "vllm",
+        # Never a pickle, which could run code as it is loaded.
+        "load_format": "safetensors",
     }
     if model.policy.rope_scaling is not None:
         options["hf_overrides"] = _rope_overrides(model)

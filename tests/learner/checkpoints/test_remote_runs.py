@@ -216,8 +216,14 @@ async def test_a_store_that_cannot_be_asked_ends_the_start(
     def refuse(call: str, what: str) -> None:
         raise RemoteRefusedError("no permission")
 
-    with pytest.raises(RemoteRefusedError, match="no permission"):
+    with pytest.raises(ConfigError, match=r"learner\.checkpoint\.remote: no permission"):
         await train(tmp_path, unreliable(store, refuse), checkpoint=EVERY)
+
+    def away(call: str, what: str) -> None:
+        raise RemoteError("connection refused")
+
+    with pytest.raises(RemoteError, match="connection refused"):
+        await train(tmp_path, unreliable(store, away), checkpoint=EVERY)
 
 
 async def test_uploads_are_measured(store: FsspecStore, tmp_path: Path) -> None:
