@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from services.learner.adapters.remote_fsspec import open_store
 from services.learner.checkpoints.remote_layout import stamps
+from services.learner.ports import RemoteStore
 from tests.faults.harness import GATEWAY, LEARNER, RANK, ROLLOUT, FaultRun
 from tests.learner.checkpoints.remote_support import BUCKET, s3_server
 
@@ -25,13 +27,11 @@ async def test_a_run_goes_on_from_s3_when_its_machine_is_gone(
         options = {"endpoint_url": endpoint}
         url = f"s3://{BUCKET}/lost"
         checkpoint = {"every": 2, "remote": url, "remote_options": options}
-        run = new_run(learner={"steps": 8, "checkpoint": checkpoint})
+        run = new_run(learner={"steps": 1000, "checkpoint": checkpoint})
         await run.train()
         await run.step(1)
         store = open_store(f"{url}/{run.folder.name}", options)
-        while not stamps(await asyncio.to_thread(store.names, "manifests")):
-            assert run.steps() < 8, "the whole run was quicker than its first upload"
-            await asyncio.sleep(0.05)
+        await first_manifest(store, run)
         run.kill_launcher()
         run.kill(LEARNER, RANK, ROLLOUT, GATEWAY)
         await run.exit()
@@ -39,13 +39,23 @@ async def test_a_run_goes_on_from_s3_when_its_machine_is_gone(
         run.clear_shared_memory()
         await run.gone(30.0)
         shutil.rmtree(run.runs)
-        await run.train("--resume", store.url)
+        steps = stamps(store.names("manifests"))[-1].step + 2
+        await run.train("--resume", store.url, f"--learner.steps={steps}")
         await run.completes()
         assert f"Restored run {run_id} at step" in run.output
-        await run.check_end(8)
+        await run.check_end(steps)
         assert run.folder.name == run_id
         assert [stamp.run_epoch for stamp in stamps(store.names("manifests"))][-1] == 2
     load(run.folder / "model")
+
+
+async def first_manifest(store: RemoteStore, run: FaultRun) -> None:
+    deadline = time.monotonic() + run.limit_s
+    while time.monotonic() < deadline:
+        if await asyncio.to_thread(store.names, "manifests"):
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"nothing was uploaded:\n{run.state()}")
 
 
 def load(folder: Path) -> None:
