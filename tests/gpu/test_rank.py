@@ -13,6 +13,7 @@ from services.learner.rank.config import RankConfig
 from services.learner.rank.model import canary_token_ids, load, score
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.publish import WeightSlots, checksum64
+from services.learner.rank.reference import Reference
 from services.learner.rank.step import Trainer
 from tests.learner.rank.configs import policy_config
 from tests.learner.rank.support import VOCAB, make_batch, make_trainer, parameters, write_model
@@ -41,6 +42,24 @@ def test_a_step_is_that_of_the_cpu(folder: Path, offload: bool) -> None:
     assert ours.metrics == pytest.approx(theirs.metrics, rel=1e-3, abs=1e-5)
     for name, value in parameters(expected_policy).items():
         torch.testing.assert_close(parameters(policy)[name].cpu(), value, rtol=0, atol=1e-4)
+
+
+def test_a_reference_and_a_critic_are_those_of_the_cpu(folder: Path) -> None:
+    chosen = {"advantage": "gae", "kl": {"coefficient": 0.1}, "critic": {"lr": 1e-3}, "epochs": 2}
+    algorithm = AlgorithmConfig.model_validate(chosen)
+    _, _, expected = make_trainer(folder, algorithm=algorithm, eps=1.0)
+    rank = RankConfig(device="cuda", pack_tokens=256, head_chunk=16, offload_reference=True)
+    policy = load(policy_config(folder), rank)
+    adamw = Optimizer(policy.named_parameters(), OptimizerConfig(lr=1.0, eps=1.0))
+    reference = Reference.load(policy_config(folder), policy, offload=rank.offload_reference)
+    trainer = Trainer(policy, adamw, algorithm, rank, reference=reference)
+    for step in (1, 2):
+        ours = trainer.train(make_batch(step=step), lr=1.0)
+        theirs = expected.train(make_batch(step=step), lr=1.0)
+        assert ours.metrics == pytest.approx(theirs.metrics, rel=1e-2, abs=1e-4)
+    with reference.awake() as frozen:
+        assert frozen.head.device.type == "cuda"
+    assert frozen.head.device.type == "cpu"
 
 
 def test_bfloat16_is_near_float32_and_published_as_it_is_used(folder: Path, tmp_path: Path) -> None:
