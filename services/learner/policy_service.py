@@ -91,13 +91,12 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
         else:
             if applied or request.outcome == pb.UPDATE_OUTCOME_ENGINE_FAILED:
                 await self._dispatcher.serves_nothing(request.worker_id, policy)
+            outcome = pb.UpdateOutcome.Name(request.outcome)
             _log.warning(
                 "policy refused",
                 worker=request.worker_id,
                 version=policy.version,
-                outcome=pb.UpdateOutcome.Name(request.outcome)
-                if not applied
-                else "canary or probes differ",
+                outcome="canary or probes differ" if applied else outcome,
                 detail=request.detail[:500],
             )
         return pb.ReportPolicyResponse(accepted=accepted)

@@ -47,7 +47,7 @@ async def run(
     async with learner(tmp_path, config, ranks) as running:
         made = worker(running.address)
         async with made.working():
-            await asyncio.wait_for(running.task, 20)
+            await asyncio.wait_for(running.task, 60)
     return ranks, made
 
 
