@@ -32,5 +32,6 @@ def _engine(tokenizer: Tokenizer, turn_end_id: int) -> SmallEngine:
 
 if __name__ == "__main__":
     setattr(fake, "FakeEngine", _engine)  # noqa: B010 - a class in place of which a function stands
-    vars(small_policy)["ROPE_THETA"] = float(os.environ.get(ROPE, small_policy.ROPE_THETA))
+    theta = float(os.environ.get(ROPE, small_policy.ROPE_THETA))
+    setattr(small_policy, "ROPE_THETA", theta)  # noqa: B010 - it is a constant to everybody else
     entry("rollout", RolloutConfig, load, doc=DOC, registry=registry)
