@@ -169,7 +169,12 @@ def encode_model_info(info: ModelInfo) -> Message:
 
 def decode_model_info(message: Message) -> ModelInfo:
     reference = message["reference"]
-    return ModelInfo(**{**message, "reference": bytes.fromhex(reference) if reference else None})
+    return ModelInfo(
+        parameters=message["parameters"],
+        vocab_size=message["vocab_size"],
+        step=message["step"],
+        reference=bytes.fromhex(reference) if reference else None,
+    )
 
 
 def encode_step_result(result: StepResult) -> Message:

@@ -4,10 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from services.learner.rank import wire
 from services.learner.types import (
     Histogram,
+    ModelInfo,
     StepResult,
     StepSettings,
     StopReason,
@@ -42,6 +44,12 @@ def test_a_batch_arrives_whole(tmp_path: Path) -> None:
 def test_an_empty_batch_arrives_too(tmp_path: Path) -> None:
     batch = TrainBatch(1, ())
     assert wire.read_batch(through(wire.write_batch(tmp_path / "batch", batch))) == batch
+
+
+@pytest.mark.parametrize("reference", [None, b"fingerprint"])
+def test_what_was_loaded_arrives(reference: bytes | None) -> None:
+    info = ModelInfo(parameters=3, vocab_size=97, step=4, reference=reference)
+    assert wire.decode_model_info(through(wire.encode_model_info(info))) == info
 
 
 def test_a_result_arrives_whole() -> None:
