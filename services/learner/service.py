@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import grpc
@@ -29,6 +29,8 @@ EPOCH_KEY = "flotilla-run-epoch"
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _FAILED = grpc.StatusCode.FAILED_PRECONDITION
+_HEAR_OUT_BYTES = 64 << 20
+_HEAR_OUT_S = 1.0
 
 
 def refuse(code: grpc.StatusCode, reason: str, message: str, **facts: str) -> ServiceError:
@@ -136,10 +138,14 @@ class GroupService(group_service_pb2_grpc.GroupServiceServicer):
         check_epoch(context, self._dispatcher.run_epoch)
         # Known once the ranks have loaded the model; the caller's deadline bounds the wait.
         assembly = codec.Assembly(await asyncio.shield(self._limits))
-        with _refusals():
-            async for part in request_iterator:
-                assembly.add(part)
-            receipt = await self._dispatcher.submit(assembly.trajectory())
+        try:
+            with _refusals():
+                async for part in request_iterator:
+                    assembly.add(part)
+                receipt = await self._dispatcher.submit(assembly.trajectory())
+        except ServiceError:
+            await _hear_out(request_iterator)
+            raise
         return pb.SubmitTrajectoryResponse(
             repeated_submission=receipt.repeated, group_complete=receipt.group_complete
         )
@@ -170,6 +176,20 @@ class GroupService(group_service_pb2_grpc.GroupServiceServicer):
     def _poll_s_left(self, context: Context) -> float:
         """Answer before the caller's deadline, so that it learns of an empty poll as such."""
         return max(0.0, min(self._poll_s, context.time_remaining() - 1.0))
+
+
+async def _hear_out(parts: AsyncIterator[pb.SubmitTrajectoryRequest]) -> None:
+    """Take in, within bounds, what a refused caller is sending still.
+
+    A call that is cut off while its caller writes may end there as INTERNAL, without the reason.
+    """
+    left = _HEAR_OUT_BYTES
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_HEAR_OUT_S):
+            async for part in parts:
+                left -= part.ByteSize()
+                if left < 0:
+                    return
 
 
 @contextmanager

@@ -172,3 +172,15 @@ async def test_a_flood_is_cut_off_at_what_its_header_announced(desk: Desk) -> No
     assert (caught.value.code().name, error.reason) == INVALID
     assert "more than the header announced" in error.message
     assert desk.journaled == before
+
+
+async def test_a_worker_that_is_refused_while_it_writes_hears_why(desk: Desk) -> None:
+    lease = await desk.lease()
+    header = (await parts_of(desk.graded(lease)))[0]
+    parts = [header, *[chunk(b"\0" * 2**20)] * 24]
+    for _ in range(10):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await desk.worker.groups.SubmitTrajectory(sent(parts), timeout=10)
+        error = rpc.service_error(caught.value)
+        assert error is not None, caught.value.details()
+        assert (caught.value.code().name, error.reason) == INVALID
