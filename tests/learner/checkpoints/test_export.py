@@ -43,6 +43,11 @@ def make_checkpoint(folder: Path, *, tied: bool = True, **policy: Any) -> tuple[
     base = write_model(folder / "base", tied=tied)
     for name, text in TOKENIZER.items():
         (base / name).write_text(text)
+    return train_checkpoint(folder, base, **policy)
+
+
+def train_checkpoint(folder: Path, base: Path, **policy: Any) -> tuple[Path, PolicyConfig]:
+    """The checkpoint of a model in `base`, its parameters changed."""
     config = policy_config(base, **policy)
     loaded = load(config, RankConfig())
     with torch.no_grad():

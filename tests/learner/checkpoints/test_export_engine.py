@@ -11,8 +11,9 @@ import pytest
 from services.learner.checkpoints.export import export
 from services.learner.rank.config import RankConfig
 from services.learner.rank.model import load
-from tests.learner.checkpoints.test_export import make_checkpoint
-from tests.learner.rank.support import VOCAB, YARN, reference_logprobs
+from tests.learner.checkpoints.test_export import train_checkpoint
+from tests.learner.rank.support import YARN, reference_logprobs
+from tests.rollout.tiny_model import VOCAB, make_model
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(280)]
 
@@ -20,7 +21,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(280)]
 async def test_vllm_loads_it_and_gives_the_same_logprobs_beyond_the_original_context(
     tmp_path: Path,
 ) -> None:
-    saved, policy = make_checkpoint(tmp_path, rope_scaling=YARN)
+    make_model(tmp_path / "base")
+    saved, policy = train_checkpoint(tmp_path, tmp_path / "base", rope_scaling=YARN)
     out = tmp_path / "model"
     export(saved, Path(policy.model), policy, out)
     ids = np.random.default_rng(0).integers(0, VOCAB, 120).astype(np.int32)

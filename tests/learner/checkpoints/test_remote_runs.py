@@ -108,7 +108,8 @@ async def test_what_went_down_with_the_disk_is_said_loudly_and_in_the_summary(
     capfd.readouterr()
     summary = await train(tmp_path / "new", store, checkpoint=EVERY)
     lost = summary["trajectories"]["lost_with_disk"]
-    assert lost >= 2 * 3 * 2
+    # Two steps at the least, but for what of them was sampled when the checkpoint was made.
+    assert lost >= 3 * 2
     accounts = summary["trajectories"]
     assert accounts["acknowledged"] == sum(n for k, n in accounts.items() if k != "acknowledged")
     out, err = capfd.readouterr()
