@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -61,6 +62,8 @@ async def engine_of(served: PolicyConfig, folder: Path) -> AsyncGenerator[VllmEn
             timeout_s=10.0,
         )
         await engine.load(publication, path)
+        # As a worker is told to do when its engine is not to be trusted.
+        await engine.load(replace(publication, reload=True), path)
         yield engine
     finally:
         slots.remove()
