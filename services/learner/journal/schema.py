@@ -76,8 +76,8 @@ UPDATE trajectories SET payload = NULL WHERE payload IS NOT NULL AND group_id IN
 class Plan:
     """What step `step` trains on, in order, and how.
 
-    With the checkpoint before it, it determines the step's result: a step draws random numbers
-    from nothing but `seed` and `step`, if from anything.
+    With the parameters before it, it determines the step's result: a step draws no random
+    numbers, and what was sampled for it was drawn from `seed`.
     """
 
     step: int

@@ -48,6 +48,9 @@ async def watched(run: KilledRun) -> list[Call]:
 
 async def kill_at_each(model: KilledRun, run: KilledRun, names: Iterable[str]) -> None:
     """Kill a start of `run` at each call on a checkpoint that `model` made, and resume it."""
+    for each in (model, run):
+        # Else the first start alone would make it.
+        (each.run_dir / "checkpoints").mkdir()
     times = Counter(c for c in await watched(model) if c.name in names and _of_checkpoint(c.path))
     for (_, name, path), most in times.items():
         for number in range(1, most + 1):
