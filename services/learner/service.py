@@ -22,6 +22,7 @@ from services.learner.groups.requests import (
 )
 from services.learner.groups.types import LeaseLostError
 from services.learner.journal.attempts import ContentConflictError
+from services.learner.journal.writer import JournalError
 from services.learner.status import Status
 
 DOMAIN = "learner.flotilla"
@@ -197,7 +198,8 @@ def _refusals() -> Generator[None]:
     """The dispatcher's refusals in the contract's words."""
     try:
         yield
-    except DrainingError as error:
+    except (DrainingError, JournalError) as error:
+        # With a journal that takes nothing more, or is another learner's, this one ends too.
         raise refuse(grpc.StatusCode.UNAVAILABLE, "DRAINING", str(error)) from error
     except LeaseLostError as error:
         raise refuse(grpc.StatusCode.NOT_FOUND, "LEASE_LOST", error.args[0]) from error
