@@ -159,6 +159,7 @@ def prepare(model: PreTrainedModel, dtype: torch.dtype, rank: RankConfig) -> Pol
     device = torch.device(rank.device)
     nn.Module.to(model, device)
     _switch_dropout_off(model)
+    _check_rope(model)
     if rank.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.train()
@@ -184,6 +185,25 @@ def _switch_dropout_off(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
+
+
+def _rope_types(model: nn.Module) -> set[str]:
+    """How the model's layers turn positions into angles, by transformers' names."""
+    found: set[str] = set()
+    for module in model.modules():
+        kind: Any = getattr(module, "rope_type", None)
+        kinds = kind.values() if isinstance(kind, Mapping) else (kind,)
+        found |= {name for name in kinds if isinstance(name, str)}
+    return found
+
+
+def _check_rope(model: nn.Module) -> None:
+    """Dynamic scaling keeps the angles of the longest sequence so far for those that follow."""
+    if any("dynamic" in name for name in _rope_types(model)):
+        raise ModelError(
+            "this model's rope is scaled dynamically: what it gives a sequence depends on the "
+            'sequences before it; set policy.rope_scaling, for example to rope_type = "yarn"'
+        )
 
 
 @torch.no_grad()
@@ -213,8 +233,11 @@ def _check_head(policy: Policy) -> None:
 def _packs_are_exact(policy: Policy) -> bool:
     """Whether a segment's hidden states do not depend on the segment before it.
 
-    They do in models whose layers carry a state along the row (convolutions, linear attention).
+    They do in models whose layers carry a state along the row (convolutions, linear attention),
+    and with longrope, whose angles are chosen by the largest position in the row.
     """
+    if "longrope" in _rope_types(policy.model):
+        return False
     ids = canary_token_ids(policy.head.shape[0])
     first, second = ids[:20], ids[20:]
     packed = policy.hidden([first, second])[len(first) :]

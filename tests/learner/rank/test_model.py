@@ -1,3 +1,4 @@
+import json
 import shutil
 import struct
 from pathlib import Path
@@ -11,6 +12,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from services.learner.rank.config import RankConfig
 from services.learner.rank.model import ModelError, Policy, canary_token_ids, load, prepare, score
+from services.learner.rank.replicas import Replicas
+from services.learner.rank.rows import Packer, Row
+from services.learner.rank.scoring import score_rows
 from tests.learner.rank.configs import policy_config
 from tests.learner.rank.support import VOCAB, YARN, reference_logprobs
 
@@ -23,6 +27,17 @@ def own_logprobs(folder: Path, ids: np.ndarray, **changes: object) -> np.ndarray
     model = Qwen3ForCausalLM.from_pretrained(folder, config=config, attn_implementation="eager")
     policy = Policy(model, config, torch.float32, torch.device("cpu"), packable=False)
     return reference_logprobs(policy, ids, 1.0)
+
+
+def with_rope(folder: Path, scaling: dict[str, object]) -> Path:
+    """A copy of the model whose config says so."""
+    copy = folder.with_name(f"{folder.name}-{scaling['rope_type']}")
+    shutil.copytree(folder, copy, dirs_exist_ok=True)
+    config = json.loads((copy / "config.json").read_text())
+    config["rope_parameters"] = {"rope_theta": 10000.0, **scaling}
+    config["max_position_embeddings"] = 64 if scaling["rope_type"] == "dynamic" else 128
+    (copy / "config.json").write_text(json.dumps(config))
+    return copy
 
 
 @pytest.fixture
@@ -59,6 +74,28 @@ def test_a_pack_computes_what_its_sequences_do_alone(model_folder: Path) -> None
         alone = torch.cat([policy.hidden([row]) for row in rows])
     assert policy.packable
     torch.testing.assert_close(packed, alone, rtol=0, atol=1e-5)
+
+
+def test_a_long_sequence_leaves_the_longrope_of_a_short_one_alone(
+    model_folder: Path, long_ids: np.ndarray
+) -> None:
+    """Its angles are chosen by the largest position of a row, so no two may share one."""
+    scaling = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [8.0] * 4}
+    folder = with_rope(model_folder, {**scaling, "original_max_position_embeddings": 64})
+    policy = load(policy_config(folder), RankConfig())
+    short = Row(0, long_ids[:40], np.arange(39), np.zeros(39, np.float32), 1.0, 0)
+    long = Row(1, long_ids, np.arange(119), np.zeros(119, np.float32), 1.0, 0)
+    packer = Packer(policy, 4096, Replicas())
+    together = score_rows(policy, [short, long], packer, chunk=64)
+    alone = score(policy, short.token_ids, chunk=64)
+    np.testing.assert_array_equal(together[0], alone)
+    assert not policy.packable
+
+
+def test_dynamic_rope_is_refused(model_folder: Path) -> None:
+    folder = with_rope(model_folder, {"rope_type": "dynamic", "factor": 2.0})
+    with pytest.raises(ModelError, match="scaled dynamically: .*set policy.rope_scaling"):
+        load(policy_config(folder), RankConfig())
 
 
 def test_sliding_windows_are_kept(tmp_path: Path, model_folder: Path) -> None:
