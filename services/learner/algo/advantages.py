@@ -12,6 +12,7 @@ group whose attempts all passed then does carry a signal, and only a batch whose
 equal has advantage exactly 0.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -55,9 +56,11 @@ class BatchRewards:
         attempts: dict[tuple[str, int], list[int]] = {}
         keys = zip(self.group_ids, self.attempt_indices, strict=True)
         for sequence, (group, attempt) in enumerate(keys):
-            known = attempts.setdefault((group, attempt), [])
-            _check_reward(group, attempt, self.rewards[sequence], [self.rewards[i] for i in known])
-            known.append(sequence)
+            known = attempts.setdefault((group, attempt), [sequence])
+            first, reward = self.rewards[known[0]], self.rewards[sequence]
+            _check_reward(group, attempt, first, reward)
+            if known[0] != sequence:
+                known.append(sequence)
         return attempts
 
 
@@ -151,12 +154,12 @@ def critic_targets(batch: BatchRewards, config: AlgorithmConfig) -> list[TokenVa
     return _split(batch, {key: found.returns for key, found in estimates.items()})
 
 
-def _check_reward(group: str, attempt: int, reward: float, known: Sequence[float]) -> None:
-    if not np.isfinite(reward):
+def _check_reward(group: str, attempt: int, first: float, reward: float) -> None:
+    if not math.isfinite(reward):
         raise ValueError(f"reward of attempt {attempt} of group {group!r} is {reward}")
-    if known and known[0] != reward:
+    if first != reward:
         raise ValueError(
-            f"attempt {attempt} of group {group!r} has two rewards, {known[0]} and {reward}"
+            f"attempt {attempt} of group {group!r} has two rewards, {first} and {reward}"
         )
 
 

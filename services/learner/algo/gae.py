@@ -36,11 +36,12 @@ def gae(rewards: TokenValues, values: TokenValues, discount: float, decay: float
     """
     following = np.append(values[1:], 0.0)[: len(values)]
     deltas = rewards + discount * following - values
-    advantages = np.zeros_like(deltas)
-    running = 0.0
-    for t in range(len(deltas) - 1, -1, -1):
-        running = float(deltas[t]) + discount * decay * running
-        advantages[t] = running
+    advantages = deltas.copy()
+    # Sums of 1, 2, 4, ... terms: as many passes as the length has binary digits.
+    terms = 1
+    while terms < len(deltas):
+        advantages[:-terms] += (discount * decay) ** terms * advantages[terms:]
+        terms *= 2
     return Estimate(advantages, advantages + values)
 
 

@@ -19,15 +19,15 @@ def first_fit_decreasing(lengths: Sequence[int], budget: int) -> tuple[tuple[int
     possible number of packs, plus one (Johnson 1973).
     """
     packs: list[list[int]] = []
-    room: list[int] = []
+    # As if all the packs were there that there can be: one for each sequence.
+    room = np.full(len(lengths), budget, np.int64)
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        place = next((p for p, free in enumerate(room) if free >= lengths[index]), None)
-        if place is None:
-            packs.append([index])
-            room.append(budget - lengths[index])
-        else:
-            packs[place].append(index)
-            room[place] -= lengths[index]
+        fits = room[: len(packs)] >= lengths[index]
+        place = int(fits.argmax()) if fits.any() else len(packs)
+        if place == len(packs):
+            packs.append([])
+        packs[place].append(index)
+        room[place] -= lengths[index]
     return tuple(tuple(sorted(pack)) for pack in packs)
 
 

@@ -12,15 +12,16 @@ def found(name: str, batch: BatchRewards, config: AlgorithmConfig | None = None)
     return np.concatenate(ADVANTAGES.get(name)(batch, config or AlgorithmConfig()))
 
 
-def test_gae_is_the_double_sum_of_its_definition() -> None:
+@pytest.mark.parametrize("length", [1, 2, 7, 8, 9])
+def test_gae_is_the_double_sum_of_its_definition(length: int) -> None:
     rng = np.random.default_rng(0)
-    rewards, values = rng.normal(size=7), rng.normal(size=7)
+    rewards, values = rng.normal(size=length), rng.normal(size=length)
     discount, decay = 0.95, 0.8
     following = [*values[1:], 0.0]
-    deltas = [rewards[t] + discount * following[t] - values[t] for t in range(7)]
+    deltas = [rewards[t] + discount * following[t] - values[t] for t in range(length)]
     expected = [
-        sum((discount * decay) ** (later - t) * deltas[later] for later in range(t, 7))
-        for t in range(7)
+        sum((discount * decay) ** (later - t) * deltas[later] for later in range(t, length))
+        for t in range(length)
     ]
     estimate = gae(rewards, values, discount, decay)
     np.testing.assert_allclose(estimate.advantages, expected, rtol=1e-12)
