@@ -141,11 +141,12 @@ class Batcher:
         return trainer_version - self._max_staleness
 
     def drop_stale(self, trainer_version: int) -> list[ReadyGroup]:
-        """Remove and return what the next step may no longer train on."""
+        """Remove and return what the next step may no longer train on, or count with it."""
         bound = self.oldest_allowed(trainer_version)
-        stale = [group for group in self._ready if group.older_than(bound)]
-        self._ready = [group for group in self._ready if not group.older_than(bound)]
-        return stale
+        waiting = (*self._replaced, *self._ready)
+        self._replaced = _young(self._replaced, bound)
+        self._ready = _young(self._ready, bound)
+        return [group for group in waiting if group.older_than(bound)]
 
     def take(self, trainer_version: int) -> Batch | None:
         """Remove and return one step's groups, or nothing while there are too few.
@@ -153,17 +154,23 @@ class Batcher:
         When every group is constant none is left out: a step always has attempts.
         """
         bound = self.oldest_allowed(trainer_version)
-        usable = sorted((g for g in self._ready if not g.older_than(bound)), key=_drawn)
+        usable = sorted(_young(self._ready, bound), key=_drawn)
         taken = usable[: self._groups_per_step]
         if len(taken) < self._groups_per_step:
             return None
         self._ready = [group for group in self._ready if group not in taken]
-        replaced, self._replaced = sorted(self._replaced, key=_drawn), []
+        replaced = sorted(_young(self._replaced, bound), key=_drawn)
+        self._replaced = [group for group in self._replaced if group not in replaced]
         constant = [g for g in taken if g.constant]
         if self._constant == "mask" or len(constant) == len(taken):
             constant = []
         groups = tuple(group for group in taken if group not in constant)
         return Batch(groups, (*replaced, *constant), len(replaced))
+
+
+def _young(groups: Iterable[ReadyGroup], bound: int) -> list[ReadyGroup]:
+    """Those of which no version before `bound` wrote any."""
+    return [group for group in groups if not group.older_than(bound)]
 
 
 def _drawn(group: ReadyGroup) -> tuple[int, int]:

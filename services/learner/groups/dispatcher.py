@@ -227,6 +227,8 @@ class Dispatcher:
             await self._journal.quarantine(stored.damaged)
             return
         records = [record_of(trajectory, dropped) for trajectory, dropped in stored.trajectories]
+        for record in records:
+            self.endings.records.add(record)
         graded = tuple(r for r in records if r.trajectory.reward is not None and not r.dropped)
         failed = tuple(r for r in records if r not in graded)
         self.batcher.add_replaced(ReadyGroup(stored.spec, graded, failed, now(), now()))

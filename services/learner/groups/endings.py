@@ -130,7 +130,8 @@ class Endings:
             return False
         filtered = self._batcher.add(group)
         if filtered:
-            self.forget([spec.group_id])
+            # Its slot alone: until a step has counted it, it may still get too old for that.
+            self._book.free([spec.group_id])
         return filtered
 
 

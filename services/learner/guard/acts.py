@@ -44,7 +44,7 @@ async def _resync(parts: Parts, batch: Batch, version: int) -> None:
     waiting = dispatcher.batcher.drop_stale(version + 1 + parts.config.max_staleness)
     ended = [
         Ended(group.spec, tuple(r.trajectory.key for r in group.graded), version, REASON)
-        for group in (*batch.groups, *batch.filtered[batch.replaced :], *waiting)
+        for group in (*batch.all_groups, *waiting)
     ]
     begun = dispatcher.book.drop_stale(version + 1)
     ended += [replace(group, reason=REASON) for group in begun]

@@ -1,5 +1,6 @@
 """Dynamic sampling: groups without signal make room at once, and a step waits for others."""
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -9,13 +10,18 @@ from typing import Any
 import pytest
 
 from flotilla.learner.v1 import group_service_pb2 as pb
+from flotilla.learner.v1 import policy_pb2
+from services.learner.adapters.fake import FakeRanks
 from services.learner.groups.batcher import Batcher
+from services.learner.types import StepResult, TrainBatch
 from tests.learner.groups.test_batcher import ready
-from tests.learner.groups.test_drops import following_worker, summary
+from tests.learner.groups.test_drops import caught_up, following_worker, summary
 from tests.learner.support import FakeWorker, graded, learner, make_config
-from tests.learner.test_runs import following, lease_for, query, run_to_the_end
+from tests.learner.test_runs import following, lease_for, query, rows_of, run_to_the_end
 
-REPLACE = {"constant_groups": "replace", "groups_per_step": 2, "max_staleness": 0}
+# Nothing here renews its leases.
+LONG = {"lease_ttl_s": 300.0}
+REPLACE = {**LONG, "constant_groups": "replace", "groups_per_step": 2, "max_staleness": 0}
 
 
 def replacing(max_refill: int = 2) -> Batcher:
@@ -74,6 +80,18 @@ def test_a_batch_that_is_put_back_can_be_taken_again_without_what_is_damaged() -
     assert (again.filtered, again.replaced) == (batch.filtered, 1)
 
 
+def test_what_was_replaced_gets_too_old_to_be_counted_like_all_else() -> None:
+    batcher = replacing()
+    batcher.add(ready(0, [1, 1], oldest=0))
+    for number in (1, 2):
+        batcher.add(ready(number, [0, 1], oldest=1))
+    batch = batcher.take(1)
+    assert batch is not None
+    assert batch.filtered == ()
+    assert [group.spec.sequence_number for group in batcher.drop_stale(1)] == [0]
+    assert batcher.drop_stale(1) == []
+
+
 def test_signal_is_in_the_rewards_of_graded_attempts_alone() -> None:
     """Not in tokens, attempts that failed, or partial rewards."""
     group = ready(0, [0.5, 0.5])
@@ -125,11 +143,53 @@ async def test_what_was_replaced_is_counted_with_its_step_also_after_a_restart(
     assert metrics["reward/variance_per_prompt"] == 0.125
 
 
+class GatedRanks(FakeRanks):
+    """Train the second step when they are let."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.go_on = asyncio.Event()
+
+    async def train(self, batch: TrainBatch) -> StepResult:
+        if batch.step == 2:
+            await self.go_on.wait()
+        return await super().train(batch)
+
+
+async def test_a_group_that_is_replaced_while_a_step_is_trained_may_be_too_old_for_the_next(
+    tmp_path: Path,
+) -> None:
+    """Staleness is bounded for what a step counts, too (I7)."""
+    changes = {**REPLACE, "groups_per_step": 1, "max_staleness": 1}
+    ranks = GatedRanks(tmp_path / "weights")
+    async with learner(tmp_path, make_config(tmp_path, steps=3, **changes), ranks) as running:
+        worker, attached = await following_worker(running.address)
+        slow = await lease_for(worker, pb.PURPOSE_TRAIN)
+        oldest = policy_pb2.PolicyId()
+        oldest.CopyFrom(worker.policy)
+        await worker.submit(graded(slow, slow.attempts[0], oldest, reward=1.0))
+        await play(worker, [0, 1])
+        await caught_up(worker, 1)
+        await play(worker, [0, 1])
+        await rows_of(tmp_path, "SELECT * FROM plans WHERE step = 2")
+        await worker.submit(graded(slow, slow.attempts[1], oldest, reward=1.0))
+        ranks.go_on.set()
+        await caught_up(worker, 2)
+        await play(worker, [0, 1])
+        await running.task
+        attached.cancel()
+        await worker.channel.close()
+    assert query(tmp_path, "SELECT reason FROM groups WHERE state = 'dropped'") == [("stale",)]
+    assert summary(tmp_path)["trajectories"]["dropped/stale"] == 2
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert max(json.loads(line)["async/staleness_max"] for line in lines) <= 1
+
+
 @pytest.mark.parametrize("max_staleness", [0, 1])
 async def test_whole_runs_with_replacement_end_and_lose_nothing(
     tmp_path: Path, max_staleness: int
 ) -> None:
-    changes: dict[str, Any] = {"constant_groups": "replace", "max_staleness": max_staleness}
+    changes: dict[str, Any] = {**LONG, "constant_groups": "replace", "max_staleness": max_staleness}
     fates = (await run_to_the_end(tmp_path, max_refill=40, **changes))["trajectories"]
     assert fates["trained"] == 3 * 3 * 2
     assert sum(n for fate, n in fates.items() if fate != "acknowledged") == fates["acknowledged"]
