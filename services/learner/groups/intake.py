@@ -1,7 +1,8 @@
 """Trajectories on their way in: judged, journaled, then noted in the lease book."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from services.learner import trajectory as trajectories
 from services.learner.groups.batcher import record_of
@@ -15,6 +16,9 @@ from services.learner.journal.attempts import ContentConflictError
 from services.learner.journal.store import Journal
 from services.learner.trajectory import Trajectory
 from services.learner.types import PolicyId
+
+# Why a try is not used whose worker has not shown that it serves what it says.
+_UNVERIFIED = "unverified_policy"
 
 
 class Intake:
@@ -57,9 +61,15 @@ class Intake:
         check_temperature(spec, trajectory)
         self._provenance.check_published(trajectory.policies)
         holder = self._book.holder(trajectory.lease_id)
-        served = holder and await self._served(holder.worker_id, trajectory.policies)
-        dropped = "" if served else "unverified_policy"
-        return await self._writes.finish(self._store(spec, trajectory, dropped))
+        worker_id = holder.worker_id if holder else ""
+        refusals = self._provenance.refusals(worker_id)
+
+        def trusted() -> bool:
+            return self._provenance.refusals(worker_id) == refusals
+
+        served = await self._served(worker_id, trajectory.policies) and trusted()
+        dropped = "" if served else _UNVERIFIED
+        return await self._writes.finish(self._store(spec, trajectory, dropped, trusted))
 
     async def _served(self, worker_id: str, policies: Sequence[PolicyId]) -> bool:
         """Whether a worker has shown, or shows in a moment, that it serves these policies: an
@@ -71,13 +81,19 @@ class Intake:
             return False
         return True
 
-    async def _store(self, spec: GroupSpec, trajectory: Trajectory, dropped: str) -> Receipt:
+    async def _store(
+        self, spec: GroupSpec, trajectory: Trajectory, dropped: str, trusted: Callable[[], bool]
+    ) -> Receipt:
+        """`trusted` says whether its worker is, still."""
         why = dropped or self._provenance.unusable(spec, trajectory.policies)
         record = record_of(trajectory, why)
         new = await self._journal.receive(trajectory, record.dropped)
+        if new and not record.dropped and not trusted():
+            record = replace(record, dropped=_UNVERIFIED)
+            await self._journal.drop_try(trajectory.key, _UNVERIFIED)
         if new and not self._book.waits_for(trajectory.key):
             # Its group or its attempt came to its end while this was written.
-            await self._journal.drop_late(trajectory.key)
+            await self._journal.drop_try(trajectory.key, "late")
         elif new and (ended := self._endings.take(spec, record)):
             await self._endings.settle([ended])
         complete = self._book.holder(trajectory.lease_id) is None

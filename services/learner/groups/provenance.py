@@ -32,6 +32,12 @@ class Provenance:
         mine = {policy for policy in policies if policy.run_epoch == self._run_epoch}
         return not mine.difference(worker.served if worker else ())
 
+    def refusals(self, worker_id: str) -> int:
+        """How often a worker was refused. When that grows, what it has under way is not what it
+        says, though it may serve the same policy again by the time that it is looked at."""
+        worker = self._workers.get(worker_id)
+        return worker.refusals if worker else 0
+
     def unusable(self, spec: GroupSpec, policies: Sequence[PolicyId]) -> str:
         """Why a group cannot use what these wrote, or nothing."""
         if any(self._lineage.standing(p) is not Standing.SURVIVING for p in policies):

@@ -24,6 +24,8 @@ class Worker:
     holding: PolicyId | None = None
     # Every policy that it reported and was accepted for.
     served: deque[PolicyId] = field(default_factory=lambda: deque[PolicyId](maxlen=_REMEMBERED))
+    # How often it was found, or feared, to serve something else than it should.
+    refusals: int = 0
     capabilities: frozenset[str] = frozenset()
     leases: set[str] = field(default_factory=set[str])
 
@@ -91,6 +93,7 @@ class Roster:
         """A worker's canary was wrong, or its engine is torn: it gets no work."""
         if worker := self._workers.get(worker_id):
             worker.holding = None
+            worker.refusals += 1
             if refused in worker.served:
                 worker.served.remove(refused)
 

@@ -68,12 +68,12 @@ class AttemptTables(Access):
 
         return await self.write(work)
 
-    async def drop_late(self, key: AttemptKey) -> None:
-        """Note that a trajectory came when its group needed it no more."""
+    async def drop_try(self, key: AttemptKey, reason: str) -> None:
+        """Note why a trajectory that is journaled is not used after all."""
         await self._execute(
-            "UPDATE trajectories SET dropped = 'late'"
+            "UPDATE trajectories SET dropped = ?"
             " WHERE group_id = ? AND attempt_index = ? AND try = ? AND dropped = ''",
-            (key.group_id, key.attempt_index, key.attempt_try),
+            (reason, key.group_id, key.attempt_index, key.attempt_try),
         )
 
     async def record_digest(self, key: AttemptKey) -> bytes | None:

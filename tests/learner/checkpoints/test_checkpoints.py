@@ -113,7 +113,7 @@ async def test_what_came_late_is_accounted_for_as_dropped(tmp_path: Path) -> Non
     journal = open_journal(tmp_path / "run")
     try:
         (plan,) = await journal.plans_after(0)
-        await journal.drop_late(plan.attempts[0])
+        await journal.drop_try(plan.attempts[0], "late")
     finally:
         await journal.close()
     with sqlite3.connect(tmp_path / "run" / FILE_NAME) as db:
