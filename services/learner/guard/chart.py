@@ -167,11 +167,16 @@ class Chart:
 
     @staticmethod
     def restored(state: Mapping[str, Any]) -> "Chart":
-        """What `state` gave; a new chart for an empty one."""
+        """What `state` gave; a new chart for an empty one.
+
+        Never above MASK: this start has loaded every engine anew, and what is over a limit now may
+        have been sampled before it, so that it is dropped once more before anything is stopped.
+        """
         if not state:
             return Chart()
         kl, tail = Track(**state["kl"]), Track(**state["tail"])
-        return Chart(kl, tail, Level(state["level"]), state["healthy"])
+        level = min(Level(state["level"]), Level.MASK)
+        return Chart(kl, tail, level, state["healthy"])
 
     def _excesses(self, version: int, found: VersionMismatch, rules: Rules) -> tuple[Excess, ...]:
         if hard := rules.bound.excesses(version, found):

@@ -14,6 +14,7 @@ from services.common.log import get_logger
 from services.common.spec import PolicyConfig
 from services.learner.config import LearnerConfig
 from services.learner.groups.batcher import Batch
+from services.learner.groups.writes import Writes
 from services.learner.guard.bounds import rules_of
 from services.learner.guard.cause import Investigator, by_worker
 from services.learner.guard.chart import Chart, Level, Verdict
@@ -92,6 +93,7 @@ class Guard:
         self._refusals: Counter[str] = Counter()
         self._refused: asyncio.Queue[Answer] = asyncio.Queue()
         self._ranks_turn = asyncio.Lock()
+        self._work = Writes()
         self._metrics: dict[str, float] = {}
         self._history: deque[dict[str, Any]] = deque(maxlen=_HISTORY)
 
@@ -115,8 +117,14 @@ class Guard:
     ) -> bool:
         """Whether an engine samples what the trainer expects it to; True without an answer.
 
-        Raises ProbeError.
+        Raises ProbeError. It goes on when the caller goes away: the ranks are at it, and must not
+        be given something else to compare meanwhile.
         """
+        return await self._work.finish(self._probes_agree(worker_id, policy, results))
+
+    async def _probes_agree(
+        self, worker_id: str, policy: PolicyId, results: Sequence[ProbeResult]
+    ) -> bool:
         async with self._ranks_turn:
             if self._begun or not (results and self._probes):
                 return True
@@ -172,10 +180,12 @@ class Guard:
         if self._config.mode == "off":
             return Ruling()
         async with self._ranks_turn:
-            chosen = await self._chosen(batch, version)
+            chosen, own = await self._chosen(batch, version)
             comparison = await self._compare(chosen, version)
-            if not self._checked:
+            if own and version in comparison.versions:
                 await self._check_start(chosen, comparison, version)
+            elif not self._checked:
+                _log.warning("nothing in the batch was sampled by this start: checked later")
             ruling = await self._rule(chosen, comparison, version)
         self._begun = self._begun or not (ruling.resync or ruling.stop)
         await self._journal.set_meta({META: self._chart.state()})
@@ -191,9 +201,9 @@ class Guard:
 
     # --- inside
 
-    async def _chosen(self, batch: Batch, version: int) -> list[Sample]:
-        """Before a start has been judged, what its own engines sampled from the newest weights;
-        after that, whatever the batch has."""
+    async def _chosen(self, batch: Batch, version: int) -> tuple[list[Sample], bool]:
+        """Before a start has been judged, what its own engines sampled from the newest weights, and
+        True; after that, or without any, whatever the batch has."""
         groups = batch.groups
         if not self._checked:
             own = await samples(
@@ -204,11 +214,12 @@ class Guard:
                 tokens=self._config.start_tokens,
             )
             if own:
-                return own
+                return own, True
         tokens = self._config.audit_tokens
         if not tokens:
-            return []
-        return await samples(self._journal, spread(groups), version, epoch=None, tokens=tokens)
+            return [], False
+        found = await samples(self._journal, spread(groups), version, epoch=None, tokens=tokens)
+        return found, False
 
     async def _compare(self, chosen: Sequence[Sample], version: int) -> Comparison:
         if not chosen:
@@ -218,10 +229,7 @@ class Guard:
     async def _check_start(
         self, chosen: Sequence[Sample], comparison: Comparison, version: int
     ) -> None:
-        found = comparison.versions.get(version)
-        if found is None:
-            _log.warning("nothing in the batch was sampled by this start: it is checked later")
-            return
+        found = comparison.versions[version]
         self._checked = True
         excesses = self._rules.bound.excesses(version, found)
         if not excesses:

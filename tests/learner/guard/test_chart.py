@@ -127,6 +127,16 @@ def test_a_chart_comes_back_from_the_journal_as_it_was() -> None:
     assert Chart.restored({}) == Chart()
 
 
+def test_a_start_goes_on_at_mask_at_most_and_drops_what_is_old_before_it_stops() -> None:
+    chart, _ = watched([0.1, 2.0, 2.0, 2.0])
+    assert chart.level is Level.STOP
+    chart = Chart.restored(chart.state())
+    assert chart.observe({4: measured(0.1)}, RULES)[1].level is Level.MASK
+    chart, (first, second) = watched([2.0, 2.0], chart)
+    assert (first.level, first.resync) == (Level.ON_POLICY, True)
+    assert second.level is Level.STOP
+
+
 @pytest.mark.parametrize("dtype", sorted(BOUNDS))
 def test_a_healthy_run_of_a_thousand_versions_raises_no_alarm(dtype: str) -> None:
     """Statistics that scatter by half and drift by a factor of three, as entropy falls."""

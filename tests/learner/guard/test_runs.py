@@ -151,6 +151,39 @@ async def test_a_run_that_stays_over_the_bound_stops_with_report_and_checkpoint(
     assert query(tmp_path, "SELECT max(step) FROM checkpoints") == [(3,)]
 
 
+async def test_a_stopped_run_goes_on_once_its_engines_are_mended(tmp_path: Path) -> None:
+    """What they had sampled before is dropped, and says nothing of this start's."""
+    with pytest.raises(MismatchError):
+        await run(tmp_path, lambda version: version >= 2)
+    looks: list[int] = []
+
+    def before_the_stop(version: int) -> bool:
+        looks.append(version)
+        return len(looks) == 1
+
+    ranks, _ = await run(tmp_path, before_the_stop)
+    assert ranks.trained[-1].step == 6
+    assert looks[:2] == [3, 3]
+    dropped = query(tmp_path, "SELECT DISTINCT reason FROM groups WHERE state = 'dropped'")
+    assert dropped == [("mismatch",)]
+
+
+async def test_groups_that_were_replaced_are_dropped_with_all_else(tmp_path: Path) -> None:
+    looks: list[int] = []
+
+    def off(version: int) -> bool:
+        looks.append(version)
+        return version in (1, 2) and looks.count(2) < 2
+
+    replace = {"constant_groups": "replace", "max_refill": 40, "max_staleness": 0}
+    await run(tmp_path, off, group_size=3, **replace)
+    dropped = query(tmp_path, "SELECT reason FROM groups WHERE state = 'dropped'")
+    assert len(dropped) > 3, "those of the batch, and those in whose place they were sampled"
+    assert set(dropped) == {("mismatch",)}
+    uncounted = "SELECT * FROM groups WHERE state = 'filtered' AND step IS NULL"
+    assert query(tmp_path, uncounted) == []
+
+
 async def test_the_guard_goes_on_where_an_earlier_start_left_it(tmp_path: Path) -> None:
     await run(tmp_path, lambda version: version == 2, steps=3)
     ranks, _ = await run(tmp_path, lambda version: False, steps=4)

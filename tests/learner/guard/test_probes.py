@@ -1,0 +1,60 @@
+"""Probes are scored on ranks that do one thing at a time."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from services.common.spec import PolicyConfig
+from services.learner.adapters.fake import VOCAB_SIZE, FakeRanks
+from services.learner.guard.guard import Guard
+from services.learner.guard.types import ProbeResult
+from services.learner.journal.store import open_journal
+from services.learner.types import ModelInfo, PolicyId
+from tests.learner.support import make_config
+
+
+class SlowRanks(FakeRanks):
+    """Compare when they are let."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.at_it = 0
+        self.most = 0
+        self.begun = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def compare(self, batch: Any, *, diagnose: bool = False) -> Any:
+        self.at_it += 1
+        self.most = max(self.most, self.at_it)
+        self.begun.set()
+        # As a rank does, whoever waits for it.
+        await asyncio.shield(asyncio.ensure_future(self.go_on.wait()))
+        self.at_it -= 1
+        return await super().compare(batch, diagnose=diagnose)
+
+
+async def test_a_report_that_is_given_up_and_made_again_waits_for_its_first_comparison(
+    tmp_path: Path,
+) -> None:
+    journal = open_journal(tmp_path / "run")
+    ranks = SlowRanks(tmp_path / "weights")
+    policy = PolicyConfig(model="m", dtype="float32", max_model_len=128)
+    guard = Guard(
+        make_config(tmp_path), policy, ranks, journal, tmp_path / "run", run_epoch=1, state={}
+    )
+    guard.loaded(ModelInfo(parameters=16, vocab_size=VOCAB_SIZE, step=0))
+    probes = guard.probes_for(await ranks.publish(0))
+    tokens = np.arange(3, dtype=np.int32)
+    results = [ProbeResult(tokens, np.full(3, -1.0, np.float32))] * len(probes)
+    given_up = asyncio.create_task(guard.probes_agree("w", PolicyId(1, 0), results))
+    await ranks.begun.wait()
+    given_up.cancel()
+    again = asyncio.create_task(guard.probes_agree("w", PolicyId(1, 0), results))
+    await asyncio.sleep(0.05)
+    ranks.go_on.set()
+    assert await again
+    assert ranks.most == 1
+    await asyncio.gather(given_up, return_exceptions=True)
+    await journal.close()
