@@ -258,7 +258,7 @@ async def _run(loop: Loop, parts: Parts, runtime: Runtime[LearnerConfig]) -> boo
     dispatcher, status = parts.dispatcher, parts.status
     main = asyncio.create_task(loop.run(), name="loop")
     beside = [
-        asyncio.create_task(_every(dispatcher.book.rules.ttl_s / 4, dispatcher.expire)),
+        asyncio.create_task(_every(min(1.0, dispatcher.book.rules.ttl_s / 4), dispatcher.expire)),
         asyncio.create_task(_when(runtime.drain, dispatcher.drain)),
         asyncio.create_task(parts.journal.broken()),
         asyncio.create_task(parts.guard.watch()),

@@ -45,7 +45,7 @@ async def run_to_the_end(tmp_path: Path, **changes: Any) -> dict[str, Any]:
         learner(tmp_path, make_config(tmp_path, **changes)) as running,
         FakeWorker(running.address).working(),
     ):
-        await asyncio.wait_for(running.task, 20)
+        await asyncio.wait_for(running.task, 90)
     return json.loads((tmp_path / "run" / "summary.json").read_text())
 
 

@@ -15,7 +15,14 @@ from tests.learner.support import FakeWorker, failed, graded, learner, make_conf
 from tests.learner.test_runs import following, query
 
 LOST = trajectory_pb2.FAILURE_KIND_ENV_LOST
-ONCE = {"max_tries": 1, "max_requeues": 0, "max_staleness": 0, "groups_per_step": 4}
+# Nothing here renews its leases, so that they last.
+ONCE = {
+    "lease_ttl_s": 300,
+    "max_tries": 1,
+    "max_requeues": 0,
+    "max_staleness": 0,
+    "groups_per_step": 4,
+}
 UNKNOWN = "UNKNOWN_ENVIRONMENT: backend 'fleet' has no environment 'env0'"
 
 
@@ -135,7 +142,6 @@ async def outcome(tmp_path: Path, details: list[str], *, ends: bool = True, **ch
         tmp_path,
         tasks=write(tmp_path, {"env0": 500}),
         steps=9,
-        lease_ttl_s=0.4,
         **{**ONCE, **changes},
     )
     try:
@@ -144,7 +150,7 @@ async def outcome(tmp_path: Path, details: list[str], *, ends: bool = True, **ch
             for detail in details:
                 lease, _ = await lease_one(worker)
                 await (fail(worker, lease, detail) if detail else win(worker, lease))
-            await asyncio.wait([running.task], timeout=10 if ends else 0.5)
+            await asyncio.wait([running.task], timeout=60 if ends else 1.3)
             attached.cancel()
             await worker.channel.close()
     except ConfigError as error:
@@ -186,7 +192,7 @@ async def test_a_step_says_what_was_given_up(tmp_path: Path) -> None:
         await fail(worker, bad, "BAD_TASK: no prompt")
         good, _ = await lease_one(worker)
         await win(worker, good)
-        await asyncio.wait_for(running.task, 10)
+        await asyncio.wait_for(running.task, 60)
         await asyncio.gather(attached, return_exceptions=True)
         await worker.channel.close()
     assert query(tmp_path, "SELECT max(number) FROM curriculum") == [(2,)]
