@@ -4,7 +4,6 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 
 from services.common.errors import ConfigError
@@ -16,10 +15,17 @@ from services.learner.checkpoints.manifest import (
     ForeignCheckpointError,
     verify,
 )
-from services.learner.journal.store import FILE_NAME
-from services.learner.journal.writer import connect
+from services.learner.journal.store import FILE_NAME, reading
+from services.learner.journal.writer import JournalError
 
 OK, UNABLE = 0, 2
+_REFUSALS = (
+    ConfigError,
+    ExportError,
+    JournalError,
+    DamagedCheckpointError,
+    ForeignCheckpointError,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     try:
         step = _export(given.run_dir, given.step, given.out)
-    except (ConfigError, ExportError, DamagedCheckpointError, ForeignCheckpointError) as error:
+    except _REFUSALS as error:
         print(f"error: {error}", file=sys.stderr)
         return UNABLE
     print(f"Exported step {step} of {given.run_dir.name} to {given.out}")
@@ -68,7 +74,7 @@ def _steps(journal: Path) -> dict[int, str]:
     """Folder names of the checkpoints that are kept."""
     if not journal.exists():
         raise ExportError(f"{journal} is not there, so no checkpoint is known")
-    with closing(connect(journal, read_only=True)) as db:
+    with reading(journal) as db:
         rows = db.execute("SELECT step, directory FROM checkpoints").fetchall()
     return {step: Path(directory).name for step, directory in rows}
 

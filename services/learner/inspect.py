@@ -12,7 +12,7 @@ import json
 import sqlite3
 import sys
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 
 from services.learner.journal.curriculum import left_out
+from services.learner.journal.store import reading
 from services.learner.journal.trajectories import trajectory_of
-from services.learner.journal.writer import JournalError, connect
+from services.learner.journal.writer import JournalError
 from services.learner.trajectory import PASS_REWARD, Trajectory
 from services.learner.types import AttemptKey, Author
 from services.learner.types import Sequence as TokenSequence
@@ -79,10 +80,10 @@ def _opened(journal: Path) -> Generator[sqlite3.Connection]:
             f"{journal} does not exist: the run's learner has not started, or this is no run"
         )
     try:
-        with closing(connect(journal, read_only=True)) as connection:
+        with reading(journal) as connection:
             yield connection
-    except (sqlite3.Error, JournalError) as error:
-        raise NothingFoundError(f"{journal} cannot be read as a journal: {error}") from error
+    except JournalError as error:
+        raise NothingFoundError(str(error)) from error
 
 
 def _rows(

@@ -11,14 +11,14 @@ import sqlite3
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from services.learner.journal.plans import plans_after
 from services.learner.journal.rows import accounts
+from services.learner.journal.store import reading
 from services.learner.journal.trajectories import keys_of, trajectories_of
-from services.learner.journal.writer import connect
+from services.learner.journal.writer import JournalError
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,16 @@ def audit(db: sqlite3.Connection) -> Audit:
 
 
 def main(argv: Sequence[str]) -> int:
-    """0 when the invariants hold, 1 when they do not, 2 when there is no journal."""
-    if len(argv) != 1 or not Path(argv[0]).is_file():
+    """0 when the invariants hold, 1 when they do not, 2 when the journal cannot be read."""
+    if len(argv) != 1:
         print(__doc__, file=sys.stderr)
         return 2
-    with closing(connect(Path(argv[0]), read_only=True)) as db:
-        found = audit(db)
+    try:
+        with reading(Path(argv[0])) as db:
+            found = audit(db)
+    except JournalError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     print(json.dumps({**asdict(found), "holds": found.holds}))
     return 0 if found.holds else 1
 

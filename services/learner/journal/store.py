@@ -8,8 +8,8 @@ import asyncio
 import fcntl
 import json
 import sqlite3
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Generator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -70,6 +70,20 @@ def open_journal(run_dir: Path) -> Journal:
     return Journal(path, lock)
 
 
+@contextmanager
+def reading(path: Path) -> Generator[sqlite3.Connection]:
+    """The journal of a run that runs or has ended, for programs that only look.
+
+    Raises JournalError when it is missing, no journal, or one of another schema.
+    """
+    try:
+        with closing(connect(path, read_only=True)) as db:
+            _check_schema(path, _schema_version(db))
+            yield db
+    except sqlite3.Error as error:
+        raise JournalError(f"{path} cannot be read as a journal: {error}") from error
+
+
 def _prepare(path: Path) -> None:
     """Make the tables of a new journal; what is of another schema is left as it is."""
     try:
@@ -80,6 +94,10 @@ def _prepare(path: Path) -> None:
                 db.execute("INSERT INTO meta VALUES ('schema_version', ?)", (SCHEMA_VERSION,))
     except sqlite3.DatabaseError as error:
         raise JournalError(f"{path} is not a journal: {error}") from None
+    _check_schema(path, found)
+
+
+def _check_schema(path: Path, found: str | None) -> None:
     if found not in (None, SCHEMA_VERSION):
         raise JournalError(
             f"{path} has schema {found}, this learner reads and writes {SCHEMA_VERSION}: go on with"

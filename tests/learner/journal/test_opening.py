@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from services.learner.journal import audit
 from services.learner.journal.schema import SCHEMA_VERSION
 from services.learner.journal.store import FILE_NAME, open_journal
 from services.learner.journal.writer import JournalError
@@ -24,6 +25,28 @@ async def test_a_journal_of_another_schema_is_refused_and_left_as_it_is(tmp_path
         assert db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall() == [
             ("meta",)
         ]
+
+
+OLD = "CREATE TABLE meta (key, value); INSERT INTO meta VALUES ('schema_version', '1')"
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (OLD, "has schema 1"),
+        ("CREATE TABLE other (key)", "cannot be read as a journal: no such table"),
+        (None, "cannot be read as a journal: unable to open"),
+    ],
+)
+def test_an_audit_of_what_it_cannot_read_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, why: str
+) -> None:
+    path = tmp_path / FILE_NAME
+    if content is not None:
+        with closing(sqlite3.connect(path)) as db:
+            db.executescript(content)
+    assert audit.main([str(path)]) == 2
+    assert why in capsys.readouterr().err
 
 
 def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
