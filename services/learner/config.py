@@ -1,7 +1,7 @@
 """The learner's part of a run spec, `[learner]`."""
 
 import re
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -14,6 +14,7 @@ from services.learner.rank.config import RankConfig
 from services.learner.sampling.config import SamplingConfig
 
 EvalMoment = Literal["before", "during", "after"]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 REMOTE_OPTIONS_VARIABLE = "FLOTILLA_REMOTE_OPTIONS"
 _REMOTE_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^@\s]*")
@@ -24,7 +25,7 @@ class OptimizerConfig(Model):
     """AdamW and its schedule."""
 
     lr: float = Field(default=1e-6, gt=0)
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
     weight_decay: float = Field(default=0.0, ge=0)
     eps: float = Field(default=1e-8, gt=0)
     # Largest norm of the whole gradient; 0 switches clipping off.
