@@ -39,7 +39,7 @@ async def opened(task: str) -> str:
 @pytest.mark.parametrize(
     ("task", "refusal", "said"),
     [
-        (task_json(env_id="elsewhere"), Refusal.UNKNOWN_ENVIRONMENT, "has no environment 'elsewhere'"),
+        (task_json(env_id="elsewhere"), Refusal.UNKNOWN_ENVIRONMENT, "no environment 'elsewhere'"),
         ('{"key": "t", "prompt": "p"}', Refusal.BAD_TASK, "env_id (or env_key) is missing"),
     ],
 )

@@ -4,9 +4,11 @@ import asyncio
 import signal
 import sqlite3
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
+
+import pytest_asyncio
 
 from services.learner.journal.audit import audit
 from services.learner.journal.store import FILE_NAME, open_journal
@@ -16,14 +18,30 @@ from tests.learner.support import FakeWorker, free_port
 LIMIT_S = 60.0
 
 
-async def begin(folder: Path, port: int, log: Path) -> asyncio.subprocess.Process:
-    with log.open("wb") as file:
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.faults.learner_process"),
-            *(str(folder), str(port), "never", "1"),
-            stdout=file,
-            stderr=file,
-        )
+Begin = Callable[[Path, int, Path], Awaitable[asyncio.subprocess.Process]]
+
+
+@pytest_asyncio.fixture
+async def begin() -> AsyncGenerator[Begin]:
+    """Starts learners, and leaves none behind, asleep or not."""
+    begun: list[asyncio.subprocess.Process] = []
+
+    async def start(folder: Path, port: int, log: Path) -> asyncio.subprocess.Process:
+        with log.open("wb") as file:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tests.faults.learner_process"),
+                *(str(folder), str(port), "never", "1"),
+                stdout=file,
+                stderr=file,
+            )
+        begun.append(process)
+        return process
+
+    yield start
+    for process in begun:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
 
 
 async def until(reached: Callable[[], bool]) -> None:
@@ -43,7 +61,7 @@ def steps(run_dir: Path) -> int:
 
 
 async def test_a_learner_that_slept_through_a_takeover_changes_nothing_any_more(
-    tmp_path: Path,
+    begin: Begin, tmp_path: Path
 ) -> None:
     run_dir, log = tmp_path / "run", tmp_path / "zombie.log"
     ports = free_port(), free_port()
