@@ -79,6 +79,7 @@ class OverlongConfig(Model):
 class CriticConfig(Model):
     """The value model of `advantage = "gae"`, trained beside the policy."""
 
+    # The same at every step: the schedule of `[learner.optimizer]` is the policy's alone.
     lr: float = Field(default=1e-5, gt=0)
     # Discount and trace decay of generalised advantage estimation.
     discount: float = Field(default=1.0, gt=0, le=1)

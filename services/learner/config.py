@@ -32,7 +32,7 @@ class OptimizerConfig(Model):
     grad_clip: float = Field(default=1.0, ge=0)
     # Steps over which the learning rate rises linearly from 0.
     warmup_steps: int = Field(default=0, ge=0)
-    # After warm-up: `linear` and `cosine` fall to 0 at the run's last step.
+    # After warm-up: `linear` and `cosine` fall, and would be 0 one step after the run's last.
     schedule: Literal["constant", "linear", "cosine"] = "constant"
 
 

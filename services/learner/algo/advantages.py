@@ -110,7 +110,7 @@ def dr_grpo(rewards: Rewards) -> Rewards:
 def rloo(rewards: Rewards) -> Rewards:
     """r minus the mean of the *other* attempts, an unbiased baseline.
 
-    RLOO, arXiv 2402.14740, section 2.3; equal to n / (n - 1) * (r - mean).
+    RLOO, arXiv 2402.14740; equal to n / (n - 1) * (r - mean).
     """
     return (rewards - rewards.mean()) * (len(rewards) / (len(rewards) - 1))
 

@@ -83,7 +83,7 @@ def ppo_clip(tokens: LossInput, config: AlgorithmConfig) -> TokenLoss:
 def dual_clip(tokens: LossInput, config: AlgorithmConfig) -> TokenLoss:
     """ppo_clip, and at A < 0 never more than -dual_clip * A.
 
-    Dual-clip PPO, arXiv 1912.09729, equation 5: a token that became far more likely although
+    Dual-clip PPO, arXiv 1912.09729: a token that became far more likely although
     it was bad would else have an unbounded loss.
     """
     inner = ppo_clip(tokens, config)
@@ -124,7 +124,7 @@ def cispo(tokens: LossInput, config: AlgorithmConfig) -> TokenLoss:
 def sapo(tokens: LossInput, config: AlgorithmConfig) -> TokenLoss:
     """-(4 / tau) * sigmoid(tau * (ratio - 1)) * A, tau = sapo_positive if A > 0, else _negative.
 
-    SAPO, arXiv 2511.20347, equations 5 and 6: a gate that closes smoothly where a clip cuts.
+    SAPO, arXiv 2511.20347: a gate that closes smoothly where a clip cuts.
     On policy its gradient is that of REINFORCE; nothing is ever clipped.
     """
     ratio = log_ratio(tokens.logprobs, tokens.old).exp()
