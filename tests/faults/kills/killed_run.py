@@ -25,7 +25,7 @@ TENSORS = ("model.safetensors", "optimizer.safetensors")
 RANK_FILES = (*TENSORS, "config.json", "rank.json", "manifest.json")
 START_S = 30.0
 # How long a start may live whose point of death does not come.
-PATIENCE = 1.0
+PATIENCE = 4.0
 
 
 @dataclass(frozen=True, slots=True)
