@@ -8,6 +8,7 @@ Importing torch takes seconds, a fork takes milliseconds.
 import asyncio
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -16,6 +17,10 @@ from typing import Any
 
 from tests.faults.kills.child import Life, replay, run_life
 from tests.learner.rank.support import write_model
+
+
+# A process of which nobody wants to know ends by itself.
+LIFE_S = 300
 
 
 def main() -> None:
@@ -34,7 +39,8 @@ def _say(answer: dict[str, int]) -> None:
 
 
 def _child(command: dict[str, Any]) -> None:
-    """Does not return."""
+    """Does not return. Nobody may be left to kill it."""
+    signal.alarm(LIFE_S)
     log = os.open(command["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     empty = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((empty, 0), (log, 1), (log, 2)):
