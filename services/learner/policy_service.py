@@ -124,7 +124,7 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
         book.greet(request.worker_id, request.incarnation, now())
         # What it holds but has not shown here to serve is sent again, to be scored.
         claimed = codec.policy_id(request.holding) if request.HasField("holding") else None
-        shown = book.workers[request.worker_id].holding
+        worker = book.workers[request.worker_id]
         transports = set(request.transports)
         member = Member(
             worker_id=request.worker_id,
@@ -132,7 +132,9 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
             devices=request.device_count,
             shares_memory=pb.TRANSPORT_SHM in transports and request.host_digest == host_digest(),
             can_fetch=pb.TRANSPORT_GRPC in transports and self._weight_server is not None,
-            holding=claimed if claimed == shown else None,
+            holding=claimed if claimed == worker.holding else None,
+            # An order to load again may have gone down with the stream before.
+            reload_next=worker.holding is None and worker.refusals > 0,
         )
         book.workers.attach(member.worker_id, member.devices)
         try:

@@ -96,6 +96,22 @@ async def test_a_claimed_policy_is_sent_again_when_it_was_not_shown(tmp_path: Pa
         await worker.channel.close()
 
 
+async def test_an_engine_that_was_refused_loads_again_though_its_stream_was_cut_meanwhile(
+    tmp_path: Path,
+) -> None:
+    """What it claims to hold is what was found to be wrong."""
+    async with updated(tmp_path) as (worker, update):
+        assert not update.reload
+        await worker.policies.ReportPolicy(report(worker, update, logprob=-1.0))
+        await worker.policies.ReportPolicy(report(worker, update, logprob=-2.0))
+        request = attach_request(worker)
+        request.holding.CopyFrom(update.policy)
+        again = worker.policies.Attach(request)
+        repeated = (await asyncio.wait_for(anext(aiter(again)), 10)).update
+        assert (repeated.policy, repeated.reload) == (update.policy, True)
+        again.cancel()
+
+
 async def test_a_trajectory_may_overtake_the_report_on_its_policy(tmp_path: Path) -> None:
     """An engine samples from new weights before the learner has heard of it."""
     config = make_config(tmp_path, steps=4, max_staleness=1)

@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,6 @@ META = "guard"
 # An engine may be torn once; one that was loaded anew and still disagrees is set up otherwise.
 _REFUSALS = 2
 _HISTORY = 64
-_PLAIN = StepSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class Ruling:
     """What becomes of a batch: trained with `settings`, or dropped for a sampling anew, or
     neither: the run is stopped."""
 
-    settings: StepSettings = _PLAIN
+    settings: StepSettings = field(default_factory=StepSettings)
     resync: bool = False
     stop: MismatchError | None = None
 
@@ -120,13 +119,15 @@ class Guard:
         Raises ProbeError. It goes on when the caller goes away: the ranks are at it, and must not
         be given something else to compare meanwhile.
         """
+        if self._begun or not results:
+            return True
         return await self._work.finish(self._probes_agree(worker_id, policy, results))
 
     async def _probes_agree(
         self, worker_id: str, policy: PolicyId, results: Sequence[ProbeResult]
     ) -> bool:
         async with self._ranks_turn:
-            if self._begun or not (results and self._probes):
+            if self._begun or not self._probes:
                 return True
             check_results(self._probes, results, self._vocab_size)
             batch = probe_batch(policy.version, self._probes, results)

@@ -1,6 +1,8 @@
 """Probes are scored on ranks that do one thing at a time."""
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +37,11 @@ class SlowRanks(FakeRanks):
         return await super().compare(batch, diagnose=diagnose)
 
 
-async def test_a_report_that_is_given_up_and_made_again_waits_for_its_first_comparison(
+@asynccontextmanager
+async def probing(
     tmp_path: Path,
-) -> None:
+) -> AsyncGenerator[tuple[Guard, SlowRanks, list[ProbeResult]]]:
+    """A guard before the first step, and right answers to its probes."""
     journal = open_journal(tmp_path / "run")
     ranks = SlowRanks(tmp_path / "weights")
     policy = PolicyConfig(model="m", dtype="float32", max_model_len=128)
@@ -46,15 +50,30 @@ async def test_a_report_that_is_given_up_and_made_again_waits_for_its_first_comp
     )
     guard.loaded(ModelInfo(parameters=16, vocab_size=VOCAB_SIZE, step=0))
     probes = guard.probes_for(await ranks.publish(0))
-    tokens = np.arange(3, dtype=np.int32)
-    results = [ProbeResult(tokens, np.full(3, -1.0, np.float32))] * len(probes)
-    given_up = asyncio.create_task(guard.probes_agree("w", PolicyId(1, 0), results))
-    await ranks.begun.wait()
-    given_up.cancel()
-    again = asyncio.create_task(guard.probes_agree("w", PolicyId(1, 0), results))
-    await asyncio.sleep(0.05)
-    ranks.go_on.set()
-    assert await again
-    assert ranks.most == 1
-    await asyncio.gather(given_up, return_exceptions=True)
+    answer = ProbeResult(np.arange(3, dtype=np.int32), np.full(3, -1.0, np.float32))
+    yield guard, ranks, [answer] * len(probes)
     await journal.close()
+
+
+async def test_a_report_without_answers_waits_for_no_comparison(tmp_path: Path) -> None:
+    async with probing(tmp_path) as (guard, ranks, results):
+        judged = asyncio.create_task(guard.probes_agree("w", PolicyId(1, 0), results))
+        await ranks.begun.wait()
+        assert await asyncio.wait_for(guard.probes_agree("other", PolicyId(1, 0), []), 5)
+        ranks.go_on.set()
+        assert await judged
+
+
+async def test_a_report_that_is_given_up_and_made_again_waits_for_its_first_comparison(
+    tmp_path: Path,
+) -> None:
+    async with probing(tmp_path) as (guard, ranks, results):
+        given_up = asyncio.create_task(guard.probes_agree("w", PolicyId(1, 0), results))
+        await ranks.begun.wait()
+        given_up.cancel()
+        again = asyncio.create_task(guard.probes_agree("w", PolicyId(1, 0), results))
+        await asyncio.sleep(0.05)
+        ranks.go_on.set()
+        assert await again
+        assert ranks.most == 1
+        await asyncio.gather(given_up, return_exceptions=True)
