@@ -175,8 +175,8 @@ async def test_groups_that_were_replaced_are_dropped_with_all_else(tmp_path: Pat
         looks.append(version)
         return version in (1, 2) and looks.count(2) < 2
 
-    replace = {"constant_groups": "replace", "max_refill": 40, "max_staleness": 0}
-    await run(tmp_path, off, group_size=3, **replace)
+    replace: dict[str, Any] = {"constant_groups": "replace", "max_refill": 40}
+    await run(tmp_path, off, group_size=3, max_staleness=0, **replace)
     dropped = query(tmp_path, "SELECT reason FROM groups WHERE state = 'dropped'")
     assert len(dropped) > 3, "those of the batch, and those in whose place they were sampled"
     assert set(dropped) == {("mismatch",)}
