@@ -73,15 +73,17 @@ class Naive:
     def logprobs(self, model: Any, s: TrainSequence) -> tuple[Tensor, Tensor]:
         """Of the policy's tokens, and the entropies there."""
         ids = torch.from_numpy(s.token_ids.astype(np.int64))
+        written = torch.from_numpy(s.policy_mask[1:])
         logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1]
-        logs = (logits.double() / s.temperature).log_softmax(-1)[s.policy_mask[1:]]
-        own = ids[1:][s.policy_mask[1:]]
+        logs = (logits.double() / s.temperature).log_softmax(-1)[written]
+        own = ids[1:][written]
         return logs[torch.arange(len(own)), own], -(logs.exp() * logs).sum(-1)
 
     def values(self, s: TrainSequence) -> Tensor:
         ids = torch.from_numpy(s.token_ids.astype(np.int64))
         states = self.body(input_ids=ids[None], use_cache=False).last_hidden_state[0, :-1]
-        return self.value(states.double()[s.policy_mask[1:]]).squeeze(1)
+        written = torch.from_numpy(s.policy_mask[1:])
+        return self.value(states.double()[written]).squeeze(1)
 
     @torch.no_grad()
     def told(self) -> Told:
