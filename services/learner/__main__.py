@@ -17,7 +17,8 @@ def _load() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
     from services.learner.adapters.ranks_local import LocalRanks
     from services.learner.adapters.trackers import trackers_of
     from services.learner.adapters.weights_shm import WeightServer
-    from services.learner.assemble import Vendors, run_learner
+    from services.learner.assemble import run_learner
+    from services.learner.vendors import Vendors
 
     async def run(runtime: Runtime[LearnerConfig]) -> None:
         logs = runtime.run_dir / "logs"

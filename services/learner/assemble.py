@@ -1,7 +1,7 @@
 """Puts a learner together out of its parts, and runs it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ import grpc.aio
 from flotilla.learner.v1 import group_service_pb2_grpc, policy_service_pb2_grpc
 from services.common import rpc
 from services.common.errors import ConfigError
-from services.common.fingerprint import TokenizerDigests
 from services.common.runtime import Runtime
 from services.learner.alarms.alarms import Alarms
 from services.learner.broadcast import CANARY_TOLERANCE, Broadcast
@@ -33,39 +32,13 @@ from services.learner.metrics.meters import shower
 from services.learner.metrics.recorder import ALARMS_META, tracked_run
 from services.learner.parts import Parts
 from services.learner.policy_service import PolicyService
-from services.learner.ports import AlarmSink, Ranks, RemoteStore, Snapshots, Tracker
+from services.learner.ports import Ranks
 from services.learner.same_run import check_tasks_are_the_same, check_tokenizer_is_the_same
 from services.learner.sampling.tasks import TaskFileError, load_tasks
 from services.learner.service import GroupService
 from services.learner.status import Phase, Status
 from services.learner.types import ModelInfo
-
-
-class Vendors:
-    """What a learner is given from outside: ranks, trackers, WeightService, the tokenizer."""
-
-    def __init__(
-        self,
-        ranks: Ranks,
-        tracker: Tracker,
-        tokenizer: TokenizerDigests | bytes,
-        snapshots: Snapshots | None = None,
-        weight_server: str | None = None,
-        store: RemoteStore | None = None,
-        alarm_sinks: Sequence[AlarmSink] = (),
-        export: Callable[[Path, Path], None] | None = None,
-    ) -> None:
-        """`export` writes the model of a checkpoint's folder to a folder of its own."""
-        self.ranks = ranks
-        self.tracker = tracker
-        if isinstance(tokenizer, bytes):
-            tokenizer = TokenizerDigests(tokenizer)
-        self.tokenizer = tokenizer
-        self.snapshots = snapshots
-        self.weight_server = weight_server
-        self.store = store
-        self.alarm_sinks = alarm_sinks
-        self.export = export
+from services.learner.vendors import Vendors
 
 
 async def run_learner(runtime: Runtime[LearnerConfig], vendors: Vendors) -> None:
@@ -191,20 +164,18 @@ async def _parts(
     eval_sets: list[EvalSet],
     uploads: NoUploads,
 ) -> Parts:
-    config = runtime.config
+    config, run_epoch = runtime.config, dispatcher.run_epoch
     meta = await journal.meta()
     tracked = await tracked_run(journal)
     await asyncio.to_thread(vendors.tracker.open, tracked)
-    alarms = Alarms(
-        config.alarms,
-        vendors.alarm_sinks,
-        max_staleness=config.max_staleness,
-        remembered=meta.get(ALARMS_META, {}),
+    checkpoints = UploadedCheckpoints(
+        uploads,
+        runtime.run_dir,
+        journal,
+        run_id=runtime.run_id,
+        run_epoch=run_epoch,
+        keep=config.checkpoint.keep,
     )
-    runtime.watchdog.on_standstill = alarms.standstill
-    for incident in journal.incidents.newest:
-        alarms.damage(incident)
-    journal.incidents.on_report = alarms.damage
     return Parts(
         config=config,
         seed=runtime.shared.seed,
@@ -213,34 +184,48 @@ async def _parts(
         journal=journal,
         dispatcher=dispatcher,
         broadcast=broadcast,
-        guard=Guard(
-            config,
-            runtime.shared.policy,
-            vendors.ranks,
-            journal,
-            runtime.run_dir,
-            run_epoch=dispatcher.run_epoch,
-            state=meta.get(META, {}),
-        ),
+        guard=_guard(runtime, vendors.ranks, journal, run_epoch, meta.get(META, {})),
         snapshots=vendors.snapshots,
-        checkpoints=UploadedCheckpoints(
-            uploads,
-            runtime.run_dir,
-            journal,
-            run_id=runtime.run_id,
-            run_epoch=dispatcher.run_epoch,
-            keep=config.checkpoint.keep,
-        ),
+        checkpoints=checkpoints,
         uploads=uploads,
         eval_sets=eval_sets,
         tracker=vendors.tracker,
         tracked=tracked,
-        alarms=alarms,
+        alarms=_alarms(runtime, vendors, journal, meta.get(ALARMS_META, {})),
         status=status,
         clock=RunClock.resumed(meta.get("seconds", {})),
         watchdog=runtime.watchdog,
         drain=runtime.drain,
     )
+
+
+def _guard(
+    runtime: Runtime[LearnerConfig],
+    ranks: Ranks,
+    journal: Journal,
+    run_epoch: int,
+    state: dict[str, Any],
+) -> Guard:
+    config, policy = runtime.config, runtime.shared.policy
+    return Guard(config, policy, ranks, journal, runtime.run_dir, run_epoch=run_epoch, state=state)
+
+
+def _alarms(
+    runtime: Runtime[LearnerConfig], vendors: Vendors, journal: Journal, remembered: dict[str, Any]
+) -> Alarms:
+    """Told of standstills and of damage, that of before included."""
+    config = runtime.config
+    alarms = Alarms(
+        config.alarms,
+        vendors.alarm_sinks,
+        max_staleness=config.max_staleness,
+        remembered=remembered,
+    )
+    runtime.watchdog.on_standstill = alarms.standstill
+    for incident in journal.incidents.newest:
+        alarms.damage(incident)
+    journal.incidents.on_report = alarms.damage
+    return alarms
 
 
 def _heartbeat(runtime: Runtime[LearnerConfig], status: Status) -> None:

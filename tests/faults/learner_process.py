@@ -17,7 +17,8 @@ import numpy as np
 
 from services.learner.adapters.fake import FakeRanks
 from services.learner.adapters.trackers_jsonl import JsonlTracker
-from services.learner.assemble import Vendors, run_learner
+from services.learner.assemble import run_learner
+from services.learner.vendors import Vendors
 from tests.learner.support import TOKENIZER, make_config, make_runtime
 
 STEPS = 6

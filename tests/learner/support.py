@@ -32,9 +32,10 @@ from services.common.runtime import Runtime
 from services.common.spec import SharedConfig
 from services.learner.adapters.fake import FakeRanks
 from services.learner.adapters.trackers_jsonl import JsonlTracker
-from services.learner.assemble import Vendors, run_learner
+from services.learner.assemble import run_learner
 from services.learner.config import LearnerConfig
 from services.learner.ports import Ranks, RemoteStore
+from services.learner.vendors import Vendors
 
 if TYPE_CHECKING:
     from flotilla.learner.v1.group_service_pb2_grpc import GroupServiceAsyncStub

@@ -14,9 +14,10 @@ from flotilla.learner.v1 import group_service_pb2 as pb
 from services.common.errors import ConfigError
 from services.learner.adapters.fake import FakeRanks
 from services.learner.adapters.trackers_jsonl import JsonlTracker
-from services.learner.assemble import Vendors, run_learner
+from services.learner.assemble import run_learner
 from services.learner.journal.store import FILE_NAME
 from services.learner.journal.writer import JournalError
+from services.learner.vendors import Vendors
 from tests.learner.support import (
     TOKENIZER,
     FakeWorker,

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from services.common.spec import PolicyConfig
 from services.learner.adapters.trackers_jsonl import JsonlTracker
-from services.learner.assemble import Vendors, run_learner
+from services.learner.assemble import run_learner
 from services.learner.groups.batcher import train_batch
 from services.learner.journal.store import FILE_NAME, open_journal
+from services.learner.vendors import Vendors
 from tests.faults.kills.ranks import SmallRanks
 from tests.learner.rank.configs import policy_config
 from tests.learner.support import TOKENIZER, make_config, make_runtime

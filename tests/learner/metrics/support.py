@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from services.learner.adapters.fake import FakeRanks
-from services.learner.assemble import Vendors, run_learner
+from services.learner.assemble import run_learner
 from services.learner.ports import AlarmSink, Ranks, Tracker
+from services.learner.vendors import Vendors
 from tests.learner.support import TOKENIZER, FakeWorker, free_port, make_config, make_runtime
 
 
