@@ -107,7 +107,8 @@ def figures(results: Sequence[TaskResult]) -> dict[str, Any]:
 
     pass@k of a task with n attempts and c passes is 1 - C(n - c, k) / C(n, k): unbiased, see
     arXiv 2107.03374 equation 1. `ci95` is of pass@1: the Wilson score interval with the number
-    of tasks as n, which is exact in kind for one attempt a task and conservative for more.
+    of tasks as n, which is exact in kind for one attempt a task and conservative for more; as
+    are those of the other k among the metrics.
     Fractions; without tasks there are no figures but the count.
     """
     if not results:
@@ -152,8 +153,10 @@ def _flat(prefix: str, result: Mapping[str, Any]) -> dict[str, float]:
     if "pass_at_1" not in result:
         return {}
     flat = {f"{prefix}/{k}": v for k, v in result.items() if k.startswith(("pass_at_", "avg_"))}
-    low, high = result["ci95"]
-    return {**flat, f"{prefix}/pass_at_1_low": low, f"{prefix}/pass_at_1_high": high}
+    for name in [name for name in result if name.startswith("pass_at_")]:
+        low, high = wilson(result[name], result["tasks"])
+        flat |= {f"{prefix}/{name}_low": low, f"{prefix}/{name}_high": high}
+    return flat
 
 
 def _ignore() -> None:
