@@ -17,7 +17,9 @@ from services.learner.config import OptimizerConfig
 from services.learner.rank import wire
 from services.learner.rank.config import RankConfig
 from services.learner.rank.model import Policy, load, score
-from services.learner.rank.worker import Rank, Setup
+from services.learner.rank.replicas import Place
+from services.learner.rank.setup import Setup, load_models
+from services.learner.rank.worker import FirstRank
 from services.learner.types import TrainBatch, TrainSequence
 from services.rollout.adapters.vllm import VllmEngine
 from services.rollout.adapters.vllm_options import Model
@@ -44,7 +46,7 @@ ATTEMPTS = 4
 
 
 @contextmanager
-def ranked(policy: PolicyConfig, folder: Path) -> Generator[Rank]:
+def ranked(policy: PolicyConfig, folder: Path) -> Generator[tuple[FirstRank, Policy]]:
     """A training rank in this process, with steps large enough to be seen in bfloat16."""
     setup = Setup(
         run_id="agreement",
@@ -54,17 +56,19 @@ def ranked(policy: PolicyConfig, folder: Path) -> Generator[Rank]:
         algorithm=AlgorithmConfig(),
         optimizer=OptimizerConfig(lr=1e-2),
         rank=RankConfig(),
+        place=Place(index=0, count=1, rendezvous=folder / "ranks"),
     )
-    rank = Rank(setup)
+    models = load_models(setup)
+    rank = FirstRank(setup, models)
     try:
-        yield rank
+        yield rank, models.policy
     finally:
         rank.close()
 
 
-def announced(rank: Rank, version: int) -> Publication:
+def announced(rank: FirstRank, version: int) -> Publication:
     """A publication of the rank as a rollout worker is told of it."""
-    made = rank.publish(version)
+    made = wire.decode_publication(rank.publish({"version": version}))
     return Publication(
         policy=PolicyId(1, version, made.fingerprint),
         manifest=made.manifest,
@@ -131,17 +135,17 @@ async def test_engine_and_trainer_agree_before_and_after_a_step(
     config = EngineConfig(device="cpu", max_num_seqs=ATTEMPTS)
     engine = await VllmEngine.start(config, Model(folder, policy, [TURN_END]))
     try:
-        with ranked(policy, tmp_path) as rank:
+        with ranked(policy, tmp_path) as (rank, trained):
             first = announced(rank, 0)
             await engine.load(first, Path(first.location))
-            completions = await sampled_and_checked(engine, rank.policy, tolerance)
-            before = of_trainer(rank.policy, GIVEN)
+            completions = await sampled_and_checked(engine, trained, tolerance)
+            before = of_trainer(trained, GIVEN)
             rank.train(wire.write_batch(tmp_path / "batch.safetensors", trained_on(completions)))
-            after = of_trainer(rank.policy, GIVEN)
+            after = of_trainer(trained, GIVEN)
             assert np.abs(after - before).mean() > tolerance, "the step changed too little to tell"
             second = announced(rank, 1)
             await engine.load(second, Path(second.location))
-            await sampled_and_checked(engine, rank.policy, tolerance)
+            await sampled_and_checked(engine, trained, tolerance)
     finally:
         await engine.close()
 

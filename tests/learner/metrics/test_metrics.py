@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from services.learner.adapters.trackers_jsonl import JsonlTracker
-from services.learner.evaluation.report import TaskResult, figures, pass_at_k, wilson
+from services.learner.evaluation.report import TaskResult, eval_metrics, figures, pass_at_k, wilson
 from services.learner.groups.batcher import Batch, ReadyGroup, Record
 from services.learner.groups.types import GroupSpec, Purpose
 from services.learner.metrics.formulas import (
@@ -141,6 +141,14 @@ def test_an_evaluations_figures_by_hand() -> None:
     assert "pass_at_4" not in report, "a task has too few attempts for it"
     assert report["avg_score"] == 0.625
     assert figures([]) == {"tasks": 0}
+
+
+def test_every_pass_at_k_of_an_evaluation_has_its_interval() -> None:
+    results = [TaskResult("a", 4, 1, 0.25), TaskResult("a", 2, 2, 1.0)]
+    metrics = eval_metrics({"heldout": {**figures(results), "missing": 0, "by_env": {}}})
+    for k, fraction in ((1, 0.625), (2, 0.75)):
+        found = (metrics[f"eval/all/pass_at_{k}_low"], metrics[f"eval/all/pass_at_{k}_high"])
+        assert found == pytest.approx(wilson(fraction, 2))
 
 
 def test_the_kolmogorov_smirnov_distance_by_hand() -> None:
