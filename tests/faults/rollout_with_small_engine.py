@@ -1,7 +1,8 @@
 """The rollout service with `SmallEngine` as its fake engine: a module for `[launcher.modules]`.
 
-`FLOTILLA_TEST_TASKS` names the task file that the engine knows the answers to, and
-`FLOTILLA_TEST_ROPE_THETA` the base by which it encodes positions, where it is not the model's.
+`FLOTILLA_TEST_TASKS` names the task file that the engine knows the answers to,
+`FLOTILLA_TEST_ROPE_THETA` the base by which it encodes positions, where it is not the model's, and
+`FLOTILLA_TEST_FOLDER` the folder of the policy, where it is another than the learner's.
 """
 
 import os
@@ -15,7 +16,7 @@ modules["torch"] = None
 
 from services.common.main import entry  # noqa: E402
 from services.rollout.__main__ import DOC, load, registry  # noqa: E402
-from services.rollout.adapters import fake  # noqa: E402
+from services.rollout.adapters import fake, tokenizer  # noqa: E402
 from services.rollout.config import RolloutConfig  # noqa: E402
 from services.rollout.ports import Tokenizer  # noqa: E402
 from tests.faults import small_policy  # noqa: E402
@@ -23,6 +24,7 @@ from tests.faults.small_engine import SmallEngine  # noqa: E402
 
 TURN_S = 0.1
 ROPE = "FLOTILLA_TEST_ROPE_THETA"
+FOLDER = "FLOTILLA_TEST_FOLDER"
 
 
 def _engine(tokenizer: Tokenizer, turn_end_id: int) -> SmallEngine:
@@ -34,4 +36,6 @@ if __name__ == "__main__":
     setattr(fake, "FakeEngine", _engine)  # noqa: B010 - a class in place of which a function stands
     theta = float(os.environ.get(ROPE, small_policy.ROPE_THETA))
     setattr(small_policy, "ROPE_THETA", theta)  # noqa: B010 - it is a constant to everybody else
+    if folder := os.environ.get(FOLDER):
+        setattr(tokenizer, "model_folder", lambda model, revision: Path(folder))  # noqa: B010
     entry("rollout", RolloutConfig, load, doc=DOC, registry=registry)

@@ -1,7 +1,9 @@
 """Real runs whose engine is set up otherwise than the trainer: none begins, and each says why."""
 
 import json
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -37,4 +39,21 @@ async def test_a_run_with_a_mismatch_is_refused_by_the_launcher_with_the_reason(
     assert report["diagnosis"]["setting"] == setting
     assert run.steps() == 0
     assert run.query("SELECT * FROM checkpoints") == []
+    await run.gone(10.0)
+
+
+async def test_a_rollout_with_another_chat_template_gets_no_work_and_is_told_so(
+    new_run: Callable[..., FaultRun], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = new_run()
+    wish = json.loads(run.path.read_text())
+    other = shutil.copytree(wish["policy"]["model"], tmp_path / "other")
+    template = json.loads((other / "tokenizer_config.json").read_text())["chat_template"]
+    (other / "chat_template.jinja").write_text(f"{template} ")
+    monkeypatch.setenv("FLOTILLA_TEST_FOLDER", str(other))
+    await run.train()
+    assert await run.exit() != 0
+    assert "chat template" in run.output, run.state()
+    assert "tokenizer.json" not in run.output
+    assert run.steps() == 0
     await run.gone(10.0)
