@@ -1,21 +1,28 @@
 """Files and folders that are on the disk when a function returns."""
 
+import hashlib
 import os
 from pathlib import Path
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Write a new file and fsync it; its folder's entry is `sync_folder`'s."""
+    """Write a new file and fsync it; its folder's entry is `sync_path`'s."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
 
 
-def sync_folder(path: Path) -> None:
-    """Make what was created in, renamed into or removed from a folder last."""
+def sync_path(path: Path) -> None:
+    """Make a file's content last, or what was created in, renamed into or removed from a folder."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def sha256_of(path: Path) -> str:
+    """In hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from services.common.log import get_logger
 from services.common.spec import PolicyConfig
-from services.learner.checkpoints.durable import sync_folder, write_durably
-from services.learner.checkpoints.manifest import sha256_of
+from services.learner.checkpoints.durable import sha256_of, sync_path, write_durably
 from services.learner.checkpoints.tensor_files import ITEM_BYTES, TensorSpan, read_header
 from services.learner.journal.store import Journal
 
@@ -167,11 +166,11 @@ def _write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 def _replace(partial: Path, out: Path) -> None:
     for path in (partial, *(p for p in partial.rglob("*") if p.is_dir())):
-        sync_folder(path)
+        sync_path(path)
     old = out.parent / f".{out.name}.old"
     shutil.rmtree(old, ignore_errors=True)
     if out.exists():
         out.rename(old)
     partial.rename(out)
-    sync_folder(out.parent)
+    sync_path(out.parent)
     shutil.rmtree(old, ignore_errors=True)

@@ -17,13 +17,12 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from services.learner.checkpoints.durable import sync_folder
+from services.learner.checkpoints.durable import sha256_of, sync_path
 from services.learner.checkpoints.manifest import (
     MANIFEST,
     DamagedCheckpointError,
     FileEntry,
     Manifest,
-    sha256_of,
     verify,
     write_manifest,
 )
@@ -107,7 +106,7 @@ class Checkpoints:
         }
         manifest = Manifest(self._run_id, self._run_epoch, step, entries)
         digest = write_manifest(temporary, manifest)
-        sync_folder(temporary)
+        sync_path(temporary)
         return CheckpointRow(step, str(final), {**files.sha256, MANIFEST: digest})
 
     async def _remove_leftovers(self) -> None:
@@ -130,7 +129,7 @@ def _put_in_place(temporary: Path, final: Path) -> None:
     """What is at `final` was never committed, or is damaged: `save` is asked for no step twice."""
     _remove(final)
     os.rename(temporary, final)
-    sync_folder(final.parent)
+    sync_path(final.parent)
 
 
 def _remove(directory: Path) -> None:

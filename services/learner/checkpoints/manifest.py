@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.errors import ConfigError
-from services.learner.checkpoints.durable import write_durably
+from services.learner.checkpoints.durable import sha256_of, write_durably
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -86,12 +86,6 @@ def verify(directory: Path) -> Manifest:
     for name, entry in manifest.files.items():
         _verify_file(directory / name, entry)
     return manifest
-
-
-def sha256_of(path: Path) -> str:
-    """In hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _verify_file(path: Path, entry: FileEntry) -> None:

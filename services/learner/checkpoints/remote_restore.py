@@ -4,7 +4,6 @@ What the disk of the run held beyond its newest remote checkpoint is lost; it is
 """
 
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from services.common.log import get_logger
-from services.learner.checkpoints.durable import sync_folder
+from services.learner.checkpoints.durable import sha256_of, sync_path
 from services.learner.checkpoints.export import MODEL
 from services.learner.checkpoints.remote_layout import (
     JOURNAL,
@@ -149,7 +148,7 @@ def _restore(
         _settle(folder)
         _refuse_existing(run_dir)
         folder.rename(run_dir)
-    sync_folder(runs)
+    sync_path(runs)
     return restored
 
 
@@ -168,10 +167,9 @@ def _download(store: RemoteStore, source: str, target: Path, file: RemoteFile) -
         there = "is missing" if size is None else f"has {size} bytes, not {file.size_bytes}"
         raise _DamagedError(f"{source} {there}")
     _ask(store, lambda: store.download(source, target))
-    with target.open("rb") as data:
-        if hashlib.file_digest(data, "sha256").hexdigest() != file.sha256:
-            raise _DamagedError(f"{source} is not what was uploaded")
-        os.fsync(data.fileno())
+    if sha256_of(target) != file.sha256:
+        raise _DamagedError(f"{source} is not what was uploaded")
+    sync_path(target)
 
 
 def _check_tensors(folder: Path) -> None:
@@ -249,7 +247,7 @@ def _empty(folder: Path) -> None:
 def _settle(folder: Path) -> None:
     """All of it on the disk, before it has its name."""
     for path in [*folder.rglob("*"), folder]:
-        sync_folder(path)
+        sync_path(path)
 
 
 def _ask(store: RemoteStore, ask: Callable[[], T]) -> T:

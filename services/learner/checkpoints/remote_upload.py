@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from services.common.log import get_logger
+from services.learner.checkpoints.durable import sha256_of
 from services.learner.checkpoints.remote_layout import (
     CHECKPOINTS,
     EPOCHS,
@@ -244,8 +245,7 @@ def _digest(staged: Staged, name: str) -> RemoteFile:
     path = staged.folder / name
     if not path.is_file():
         raise LocalDamageError(f"{name} of step {staged.stamp.step} is missing")
-    with path.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+    sha256 = sha256_of(path)
     committed = staged.files.get(name)
     if committed is not None and sha256 != committed:
         raise LocalDamageError(f"{name} of step {staged.stamp.step} has changed since its commit")

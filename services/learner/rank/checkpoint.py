@@ -6,9 +6,7 @@ else has a state, as `{name}.safetensors`; and `rank.json` with its format, the 
 of them all. A training step draws no random numbers, so there is no generator state to keep.
 """
 
-import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -18,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from services.learner.checkpoints.durable import sha256_of, sync_path
 from services.learner.rank.model import Policy
 from services.learner.rank.optimizer import Optimizer
 from services.learner.types import CheckpointFiles
@@ -58,7 +57,7 @@ def save(
     state = {"format": FORMAT, "step": step, "sha256": digests}
     (directory / STATE_FILE).write_text(json.dumps(state, indent=1, sort_keys=True) + "\n")
     digests[STATE_FILE] = _sync_and_digest(directory / STATE_FILE)
-    _sync_folder(directory)
+    sync_path(directory)
     return CheckpointFiles(directory, digests)
 
 
@@ -75,7 +74,7 @@ def read_step(directory: Path) -> int:
                 f" writes {FORMAT}: go on with the version of the program that wrote it"
             )
         for name, expected in state["sha256"].items():
-            if _digest(directory / name) != expected:
+            if sha256_of(directory / name) != expected:
                 raise CheckpointError(f"{directory / name} is not what was written: remove it")
         return int(state["step"])
     except (OSError, KeyError, ValueError) as error:
@@ -106,19 +105,5 @@ def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _sync_and_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-    return _digest(path)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync_folder(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_path(path)
+    return sha256_of(path)

@@ -17,8 +17,9 @@ from transformers import AutoModelForCausalLM
 from services.common.spec import PolicyConfig
 from services.learner import export as command
 from services.learner.adapters.fake import FakeRanks
+from services.learner.checkpoints.durable import sha256_of
 from services.learner.checkpoints.export import ExportError, export, to_bfloat16
-from services.learner.checkpoints.manifest import FileEntry, Manifest, sha256_of, write_manifest
+from services.learner.checkpoints.manifest import FileEntry, Manifest, write_manifest
 from services.learner.config import OptimizerConfig
 from services.learner.journal.store import FILE_NAME
 from services.learner.rank import checkpoint as rank_checkpoint

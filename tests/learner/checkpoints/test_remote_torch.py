@@ -10,7 +10,7 @@ import pytest
 from services.learner.adapters.ranks_local import LocalRanks
 from services.learner.adapters.remote_fsspec import FsspecStore
 from services.learner.checkpoints import remote
-from services.learner.checkpoints.manifest import sha256_of
+from services.learner.checkpoints.durable import sha256_of
 from services.learner.checkpoints.remote_restore import restore
 from services.learner.types import Publication
 from tests.learner.checkpoints.remote_support import RUN_ID, manifests, train
