@@ -36,6 +36,7 @@ if __name__ == "__main__":
     setattr(fake, "FakeEngine", _engine)  # noqa: B010 - a class in place of which a function stands
     theta = float(os.environ.get(ROPE, small_policy.ROPE_THETA))
     setattr(small_policy, "ROPE_THETA", theta)  # noqa: B010 - it is a constant to everybody else
-    if folder := os.environ.get(FOLDER):
-        setattr(tokenizer, "model_folder", lambda model, revision: Path(folder))  # noqa: B010
+    if FOLDER in os.environ:
+        other = Path(os.environ[FOLDER])
+        setattr(tokenizer, "model_folder", lambda model, revision: other)  # noqa: B010
     entry("rollout", RolloutConfig, load, doc=DOC, registry=registry)
