@@ -40,8 +40,9 @@ $(OPENENV)/.installed: requirements/openenv.txt $(STAMP)
 demo: $(STAMP)  ## train a tiny policy on three tool-use environments (about 5 minutes)
 	@$(BIN)/flotilla train deploy/runs/local.toml --seed=$(SEED)
 
+# Most tests wait for processes of theirs: two at a time use two cores well.
 test: $(STAMP) $(OPENENV)/.installed  ## every test but the long ones
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/python -m pytest -m "not slow and not gpu" --numprocesses 2 --dist loadfile
 
 test-full: $(STAMP) $(OPENENV)/.installed  ## the long ones too
 	$(BIN)/python -m pytest
