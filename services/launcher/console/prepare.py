@@ -64,7 +64,7 @@ async def run_all(
             with console.status(message):
                 await interrupts.unless(_run(prepare))
         else:
-            console.print(message)
+            console.print(message, soft_wrap=True)
             await interrupts.unless(_run(prepare))
 
 
