@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from services.learner.algo.advantages import ADVANTAGES
+from services.learner.algo.losses import LOSSES
 from services.learner.algorithm_config import ADVANTAGE_NAMES, LOSS_NAMES, AlgorithmConfig
 from services.learner.rank.config import RankConfig
 from services.learner.rank.model import Policy, load
@@ -110,6 +112,9 @@ def test_a_plugin_brings_an_advantage_and_a_loss(
     """
     (tmp_path / "contrary_plugin.py").write_text(dedent(module))
     monkeypatch.syspath_prepend(tmp_path)
+    for registry in (ADVANTAGES, LOSSES):
+        # What the plugin registers is gone after this test.
+        monkeypatch.setattr(registry, "_entries", dict(vars(registry)["_entries"]))
     chosen: dict[str, Any] = {
         "plugins": ["contrary_plugin"],
         "advantage": "contrary",
