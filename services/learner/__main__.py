@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from services.common.main import RegistryContract, Runtime, entry
+from services.common.shared_memory import shared_name
 from services.common.spec import PolicyConfig
 from services.learner.config import LearnerConfig
 from services.learner.ports import RemoteStore
@@ -25,7 +26,8 @@ def _load() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
         policy = runtime.shared.policy
         check_model_files(policy, runtime.run_dir)
         tokenizer = tokenizer_digests_of(policy)
-        ranks = LocalRanks(runtime.run_id, policy, runtime.config, logs / "learner-rank-0.log")
+        name = shared_name(runtime.run_id, runtime.run_dir)
+        ranks = LocalRanks(name, policy, runtime.config, logs / "learner-rank-0.log")
         weights = WeightServer(runtime.run_id, logs / "learner-weights.log")
         tracking = runtime.config.tracking
         tracker = trackers_of(tracking, runtime.run_id, runtime.run_dir, runtime.spec)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from services.common.errors import ConfigError
 from services.common.main import RegistryContract, Runtime, entry
+from services.common.shared_memory import SHARED_MEMORY, shared_name
 from services.rollout.config import RolloutConfig
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ It needs no inbound port; its own service is for looking in. Alone:
         --peer learner=127.0.0.1:7001 --peer env_gateway=127.0.0.1:7002
 """
 STATUS_INTERVAL_S = 1.0
-SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,8 @@ async def _connect(runtime: Runtime[RolloutConfig], model: "_Model", engine: "En
     runner = AttemptRunner(
         engine, environment, model.tokenizer, model.prompts, config.limits, watchdog=watchdog
     )
-    staged = SHARED_MEMORY / f"flotilla-{runtime.run_id}-{runtime.worker_id}.safetensors"
+    name = shared_name(runtime.run_id, runtime.run_dir)
+    staged = SHARED_MEMORY / f"{name}-{runtime.worker_id}.safetensors"
     feed = PolicyClient(learner, identity, epoch, token=runtime.token)
     follower = PolicyFollower(feed, engine, staged, watchdog)
     groups = GroupClient(learner, identity, epoch)

@@ -49,7 +49,7 @@ ATTEMPTS = 4
 def ranked(policy: PolicyConfig, folder: Path) -> Generator[tuple[FirstRank, Policy]]:
     """A training rank in this process, with steps large enough to be seen in bfloat16."""
     setup = Setup(
-        run_id="agreement",
+        name="agreement",
         shm_dir=folder,
         total_steps=1,
         policy=policy,

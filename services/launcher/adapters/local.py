@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from services.common.shared_memory import SHARED_MEMORY, shared_name
 from services.launcher.logs import last_lines
 from services.launcher.ports import BackendError, Launch, Offer
 from services.launcher.runs import Exit, Unit
@@ -24,14 +25,14 @@ MARK = "FLOTILLA_UNIT"
 _POLL_S = 0.1
 # Only a process in an uninterruptible system call takes longer to die.
 _KILL_WAIT_S = 5.0
-_SHM = Path("/dev/shm")
 
 
 class LocalBackend:
     """Starts replicas as subprocesses; `runs` is the folder whose replicas are ours."""
 
     def __init__(self, runs: Path) -> None:
-        self._owner = str(runs.resolve())
+        self._runs = runs.resolve()
+        self._owner = str(self._runs)
         self._processes: dict[Unit, tuple[asyncio.subprocess.Process, Path]] = {}
         self._gpus = GpuSlots(visible_gpus())
 
@@ -99,7 +100,7 @@ class LocalBackend:
         await self.kill(unit)
 
     async def clean(self, run_id: str) -> None:
-        await asyncio.to_thread(_remove_shared_memory, run_id)
+        await asyncio.to_thread(_remove_shared_memory, self._runs / run_id)
 
     async def _sweep(self, unit: Unit) -> None:
         """SIGKILL whatever a replica started and did not end, and wait until it is gone."""
@@ -159,8 +160,8 @@ def visible_gpus() -> list[str]:
     return sorted(device.name.removeprefix("nvidia") for device in devices)
 
 
-def _remove_shared_memory(run_id: str) -> None:
-    for left in _SHM.glob(f"flotilla-{run_id}-*"):
+def _remove_shared_memory(run_dir: Path) -> None:
+    for left in SHARED_MEMORY.glob(f"{shared_name(run_dir.name, run_dir)}-*"):
         left.unlink(missing_ok=True)
 
 

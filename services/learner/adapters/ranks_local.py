@@ -7,6 +7,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from services.common.shared_memory import SHARED_MEMORY
 from services.common.spec import PolicyConfig
 from services.learner.adapters.rank_process import Answer, RankProcess
 from services.learner.config import LearnerConfig
@@ -16,7 +17,6 @@ from services.learner.ports import RankError
 from services.learner.rank import wire
 from services.learner.types import CheckpointFiles, ModelInfo, Publication, StepResult, TrainBatch
 
-SHM = Path("/dev/shm")
 # When one rank has failed at a command, the others may take so long to fail or answer too.
 _GRACE_SECONDS = 5.0
 
@@ -24,18 +24,19 @@ _GRACE_SECONDS = 5.0
 class LocalRanks:
     """`learner.rank.processes` ranks. All train; the first publishes and saves.
 
-    What the first prints goes to `log_path`, what rank k prints to `{stem}-{k}{suffix}` beside it.
+    `name` begins the names of their files in shared memory. What the first prints goes to
+    `log_path`, what rank k prints to `{stem}-{k}{suffix}` beside it.
     """
 
     def __init__(
         self,
-        run_id: str,
+        name: str,
         policy: PolicyConfig,
         config: LearnerConfig,
         log_path: Path,
-        shm_dir: Path = SHM,
+        shm_dir: Path = SHARED_MEMORY,
     ) -> None:
-        self._run_id = run_id
+        self._name = name
         self._policy = policy
         self._config = config
         self._log_path = log_path
@@ -51,7 +52,7 @@ class LocalRanks:
     async def start(self, checkpoint: Path | None) -> ModelInfo:
         """Starts the processes; ranks that ran before are ended first. See `ports.Ranks`."""
         await self.close()
-        wire.remove_stale(self._shm_dir, self._run_id)
+        wire.remove_stale(self._shm_dir, self._name)
         for index in range(self._count):
             self._processes.append(await self._spawn(index))
         setups = [self._setup(checkpoint, index) for index in range(self._count)]
@@ -59,7 +60,7 @@ class LocalRanks:
 
     async def train(self, batch: TrainBatch) -> StepResult:
         """See `ports.Ranks`."""
-        path = wire.batch_path(self._shm_dir, self._run_id)
+        path = wire.batch_path(self._shm_dir, self._name)
         try:
             arguments = await asyncio.to_thread(wire.write_batch, path, batch)
         except (OSError, SafetensorError) as error:
@@ -70,7 +71,7 @@ class LocalRanks:
 
     async def compare(self, batch: TrainBatch, *, diagnose: bool = False) -> Comparison:
         """See `ports.Ranks`. The first rank alone computes it."""
-        path = wire.comparison_path(self._shm_dir, self._run_id)
+        path = wire.comparison_path(self._shm_dir, self._name)
         try:
             arguments = await asyncio.to_thread(wire.write_batch, path, batch)
         except (OSError, SafetensorError) as error:
@@ -93,7 +94,7 @@ class LocalRanks:
         if not processes:
             return
         await asyncio.gather(*(process.close() for process in processes))
-        wire.remove_stale(self._shm_dir, self._run_id)
+        wire.remove_stale(self._shm_dir, self._name)
 
     @property
     def _count(self) -> int:
@@ -101,9 +102,9 @@ class LocalRanks:
 
     def _setup(self, checkpoint: Path | None, index: int) -> wire.Message:
         config = self._config
-        rendezvous = wire.rendezvous_path(self._shm_dir, self._run_id)
+        rendezvous = wire.rendezvous_path(self._shm_dir, self._name)
         return {
-            "run_id": self._run_id,
+            "name": self._name,
             "shm_dir": str(self._shm_dir),
             "total_steps": config.steps,
             "policy": self._policy.model_dump(mode="json"),

@@ -63,7 +63,7 @@ class _Place:
 
 
 class WeightSlots:
-    """Writes weights into `flotilla-{run}-slot{k}.safetensors`, version v into slot v mod 3.
+    """Writes weights into `{name}-slot{k}.safetensors`, version v into slot v mod 3.
 
     The newest two versions stay readable while the third slot is written. The files are made and
     touched once, so that a publication causes no page fault. A reader that is overtaken sees
@@ -71,12 +71,12 @@ class WeightSlots:
     """
 
     def __init__(
-        self, parameters: Mapping[str, Tensor], dtype: torch.dtype, folder: Path, run_id: str
+        self, parameters: Mapping[str, Tensor], dtype: torch.dtype, folder: Path, name: str
     ) -> None:
         self._parameters = dict(parameters)
         self._dtype = dtype
         header, self._places, self.total_bytes = _plan(self._parameters, dtype)
-        self.paths = slot_paths(folder, run_id)
+        self.paths = slot_paths(folder, name)
         self._buffers = [_create(path, header, self.total_bytes) for path in self.paths]
         self._inodes = [path.stat().st_ino for path in self.paths]
         # The version in each slot that has been written.

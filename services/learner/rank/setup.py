@@ -24,7 +24,8 @@ CRITIC = "critic"
 class Setup(Model):
     """What a rank is told at its start."""
 
-    run_id: str
+    # Begins the names of the files in `shm_dir`.
+    name: str
     shm_dir: Path
     total_steps: int
     policy: PolicyConfig

@@ -78,34 +78,34 @@ def read_frame(stream: BinaryIO) -> Message | None:
 SLOTS = 3
 
 
-def slot_paths(folder: Path, run_id: str) -> tuple[Path, ...]:
-    """The shared-memory files that hold a run's publications."""
-    return tuple(folder / f"flotilla-{run_id}-slot{k}.safetensors" for k in range(SLOTS))
+def slot_paths(folder: Path, name: str) -> tuple[Path, ...]:
+    """The files that hold a run's publications; `name` is `shared_memory.shared_name`."""
+    return tuple(folder / f"{name}-slot{k}.safetensors" for k in range(SLOTS))
 
 
-def batch_path(folder: Path, run_id: str) -> Path:
+def batch_path(folder: Path, name: str) -> Path:
     """The shared-memory file that holds the batch on its way to the ranks."""
-    return folder / f"flotilla-{run_id}-batch.safetensors"
+    return folder / f"{name}-batch.safetensors"
 
 
-def comparison_path(folder: Path, run_id: str) -> Path:
+def comparison_path(folder: Path, name: str) -> Path:
     """The same for a batch that is only compared."""
-    return folder / f"flotilla-{run_id}-comparison.safetensors"
+    return folder / f"{name}-comparison.safetensors"
 
 
-def rendezvous_path(folder: Path, run_id: str) -> Path:
+def rendezvous_path(folder: Path, name: str) -> Path:
     """The file over which several ranks find each other; it must not exist when they start."""
-    return folder / f"flotilla-{run_id}-rendezvous"
+    return folder / f"{name}-rendezvous"
 
 
-def remove_stale(folder: Path, run_id: str) -> None:
+def remove_stale(folder: Path, name: str) -> None:
     """Removes what an earlier learner of the same run left in shared memory."""
     alone = (
-        batch_path(folder, run_id),
-        comparison_path(folder, run_id),
-        rendezvous_path(folder, run_id),
+        batch_path(folder, name),
+        comparison_path(folder, name),
+        rendezvous_path(folder, name),
     )
-    for path in (*slot_paths(folder, run_id), *alone):
+    for path in (*slot_paths(folder, name), *alone):
         path.unlink(missing_ok=True)
 
 

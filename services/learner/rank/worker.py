@@ -63,7 +63,7 @@ class FirstRank(Rank):
         super().__init__(setup, models)
         policy = models.policy
         self._slots = WeightSlots(
-            policy.named_parameters(), policy.compute_dtype, setup.shm_dir, setup.run_id
+            policy.named_parameters(), policy.compute_dtype, setup.shm_dir, setup.name
         )
         self._comparing = Comparing(policy, self._slots, setup.policy, setup.rank)
 

@@ -115,7 +115,7 @@ def test_packs_change_nothing(model_folder: Path, checkpointing: bool) -> None:
 def setup(folder: Path, tmp_path: Path, source: Path | None) -> Setup:
     return Setup.model_validate(
         {
-            "run_id": "run",
+            "name": "run",
             "shm_dir": tmp_path,
             "total_steps": 9,
             "policy": policy_config(folder),

@@ -173,7 +173,7 @@ def test_a_run_that_resumes_measures_from_where_it_began(
 def setup(folder: Path, tmp_path: Path, source: Path | None) -> Setup:
     return Setup.model_validate(
         {
-            "run_id": "run",
+            "name": "run",
             "shm_dir": tmp_path,
             "total_steps": 9,
             "policy": policy_config(folder),
