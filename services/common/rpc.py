@@ -79,6 +79,12 @@ _RETRY_POLICY = {
     "backoffMultiplier": 2,
     "retryableStatusCodes": ["UNAVAILABLE", "CANCELLED"],
 }
+# But no stream of requests: gRPC may forget the rest of one when it sends it again (seen in 1.85),
+# and then the call hangs until its deadline. Callers repeat these themselves, from the start.
+REQUEST_STREAMS = [
+    {"service": "flotilla.learner.v1.GroupService", "method": "SubmitTrajectory"},
+    {"service": "flotilla.env_gateway.v1.EpisodeService", "method": "Grade"},
+]
 
 
 def plain_channel(address: str, *, wait_for_ready: bool = True) -> grpc.aio.Channel:
@@ -87,8 +93,9 @@ def plain_channel(address: str, *, wait_for_ready: bool = True) -> grpc.aio.Chan
     With `wait_for_ready` a call to an absent peer waits until its deadline; without, it is tried
     for some 3 seconds and fails with UNAVAILABLE.
     """
-    method = {"name": [{}], "waitForReady": wait_for_ready, "retryPolicy": _RETRY_POLICY}
-    config = json.dumps({"methodConfig": [method]})
+    retried = {"name": [{}], "waitForReady": wait_for_ready, "retryPolicy": _RETRY_POLICY}
+    once = {"name": REQUEST_STREAMS, "waitForReady": wait_for_ready}
+    config = json.dumps({"methodConfig": [retried, once]})
     options = [*_CHANNEL_OPTIONS, ("grpc.service_config", config)]
     return grpc.aio.insecure_channel(address, options=options)
 

@@ -4,17 +4,26 @@ import asyncio
 import os
 import signal
 import time
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import grpc.aio
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
+from flotilla.env_gateway.v1 import episode_service_pb2 as env_pb
+from flotilla.env_gateway.v1 import episode_service_pb2_grpc as env_grpc
+from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
+from flotilla.launcher.v1 import run_service_pb2 as launcher_pb
+from flotilla.learner.v1 import group_service_pb2 as learner_pb
+from flotilla.learner.v1 import policy_service_pb2 as policy_pb
+from flotilla.learner.v1 import weight_service_pb2 as weight_pb
+from flotilla.rollout.v1 import rollout_service_pb2 as rollout_pb
 from services.common import rpc
 from services.common.errors import ConfigError
 from tests.common import echo
 from tests.common.conftest import Serve, StartProcess
+from tests.rollout.fakes import TOKEN, FakeGateway, served
 
 
 async def test_a_killed_peer_is_noticed_at_once(echo_process: StartProcess) -> None:
@@ -91,6 +100,30 @@ async def test_an_empty_message_and_unknown_fields_are_fine(serve: Serve) -> Non
     channel = await serve()
     assert (await echo.method(channel, "Echo")(b"")).value == ""
     assert (await echo.method(channel, "Echo")(b"\x0a\x01a\x98\x06\x01")).value == "a"
+
+
+def test_no_stream_of_requests_is_left_to_grpc_to_repeat() -> None:
+    contracts = (learner_pb, env_pb, launcher_pb, registry_pb, rollout_pb, policy_pb, weight_pb)
+    streams = [
+        {"service": service.full_name, "method": method.name}
+        for contract in contracts
+        for service in contract.DESCRIPTOR.services_by_name.values()
+        for method in service.methods
+        if method.client_streaming
+    ]
+    assert sorted(streams, key=str) == sorted(rpc.REQUEST_STREAMS, key=str)
+
+
+async def test_a_refused_stream_of_requests_is_told_at_once_and_not_sent_again() -> None:
+    gateway = FakeGateway(fail={"Grade": 5})
+    add = lambda server: env_grpc.add_EpisodeServiceServicer_to_server(gateway, server)  # noqa: E731
+    async with served(add) as address, rpc.channel(address, token=TOKEN) as channel:
+        stub = cast("env_grpc.EpisodeServiceAsyncStub", env_grpc.EpisodeServiceStub(channel))
+        parts = [env_pb.GradeRequest(transcript_chunk=b"x")] * 5
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Grade(iter(parts), timeout=10)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert gateway.fail["Grade"] == 4
 
 
 async def test_a_full_chunk_passes_and_a_larger_message_is_named(serve: Serve) -> None:
