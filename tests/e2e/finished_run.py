@@ -85,10 +85,11 @@ def _tasks(folder: Path, split: Split, count: int) -> str:
     return str(path)
 
 
-def train(spec: Path, runs: Path, *, timeout_s: float) -> FinishedRun:
+def train(spec: Path, runs: Path, *overrides: str, timeout_s: float) -> FinishedRun:
     """`flotilla train`, to its end."""
+    command = [sys.executable, "-m", "services.launcher.cli", "train", str(spec)]
     done = subprocess.run(
-        [sys.executable, "-m", "services.launcher.cli", "train", str(spec), "--runs", str(runs)],
+        [*command, "--runs", str(runs), *overrides],
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -54,6 +54,14 @@ def check_switch(
     assert difference(old, completion, slice(switch, switch + 5)) > 0.01, "the span is not exact"
 
 
+def first_span_error(completion: Completion, models: list[Qwen3ForCausalLM]) -> float:
+    """How far the tokens of the first policy are from what its weights alone say."""
+    span = completion.spans[0]
+    whole = np.concatenate([PROMPT, completion.token_ids[: span.length]])
+    reference = reference_logprobs(models[span.policy.version % 2], whole)
+    return float(np.abs(reference[len(PROMPT) - 1 :] - completion.logprobs[: span.length]).max())
+
+
 async def test_logprobs_follow_the_weights_through_updates(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     model = make_model(folder)
@@ -94,3 +102,39 @@ async def test_logprobs_follow_the_weights_through_updates(tmp_path: Path) -> No
             check_switch(completion, first.policy, second.policy, model)
     finally:
         await engine.close()
+
+
+async def test_what_begins_while_weights_change_is_of_one_policy_to_its_first_switch(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "model"
+    models = [make_model(folder)]
+    models.append(perturbed(models[0], 1))
+    engine = await started(folder)
+    finished: list[Completion] = []
+
+    async def keep_asking(seed: int) -> None:
+        while len(finished) < 2000:
+            finished.append(await engine.generate(PROMPT, Sampling(1.0, seed), 4 + seed % 5))
+
+    async def keep_loading() -> None:
+        for version in range(2, 14):
+            await asyncio.sleep(0.15)
+            publication = publish(models[version % 2], tmp_path / "new.safetensors", version)
+            await engine.load(publication, Path(publication.location))
+
+    try:
+        first = publish(models[1], tmp_path / "first.safetensors", 1)
+        await engine.load(first, Path(first.location))
+        # More than run at once, so that some wait while the weights change.
+        asking = [asyncio.create_task(keep_asking(seed)) for seed in range(24)]
+        await keep_loading()
+        await asyncio.sleep(0.3)
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+    finally:
+        await engine.close()
+    assert {each.spans[0].policy.version for each in finished} == set(range(1, 14))
+    off = [each for each in finished if first_span_error(each, models) > TOLERANCE]
+    assert not off, f"{len(off)} of {len(finished)}: {[first_span_error(x, models) for x in off]}"

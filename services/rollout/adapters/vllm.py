@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 HEALTH_INTERVAL_S = 0.5
 # No request is under way for longer than so many updates.
 POLICIES_KEPT = 256
+# Of a request that each time was begun by weights newer than it was meant for.
+BEGINNINGS = 4
 # Odd, so that different lengths give one attempt different seeds.
 SEED_STRIDE = 0x9E3779B97F4A7C15
 
@@ -43,8 +45,15 @@ log = get_logger(__name__)
 class VllmEngine:
     """The Engine port over AsyncLLM."""
 
-    def __init__(self, llm: "AsyncLLM", stop_token_ids: Sequence[int], *, seeded: bool) -> None:
+    def __init__(
+        self, llm: "AsyncLLM", stop_token_ids: Sequence[int], *, seeded: bool, max_num_seqs: int
+    ) -> None:
         self._llm = llm
+        # Requests wait here and not in vLLM's queue: what waits there keeps a policy's salt and
+        # may be begun by the next one's weights.
+        self._room = asyncio.Semaphore(max_num_seqs)
+        self._weights_stand = asyncio.Event()
+        self._weights_stand.set()
         self._stop = list(stop_token_ids)
         self._seeded = seeded
         self._policies: dict[str, PolicyId] = {}
@@ -60,7 +69,9 @@ class VllmEngine:
         options = engine_options(config, model)
         llm = await asyncio.to_thread(_create, options)
         await llm.collective_rpc("end_with_parent")
-        return cls(llm, model.stop_token_ids, seeded=config.seeded)
+        return cls(
+            llm, model.stop_token_ids, seeded=config.seeded, max_num_seqs=config.max_num_seqs
+        )
 
     async def generate(
         self, token_ids: NDArray[np.int32], sampling: Sampling, max_tokens: int
@@ -80,17 +91,14 @@ class VllmEngine:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        output = (await self._request(token_ids, params)).outputs[0]
-        if output.finish_reason == "abort":
-            raise RequestAborted("the engine gave up the request")
-        return checked(
-            Completion(
-                token_ids=np.array(output.token_ids, np.int32),
-                logprobs=_logprobs(output.logprobs),
-                spans=self._spans(output),
-                cut=output.finish_reason == "length",
-            )
-        )
+        for _ in range(BEGINNINGS):
+            async with self._room:
+                policy, answer = await self._request(token_ids, params)
+            completion = self._completion(answer.outputs[0])
+            if not completion.spans or completion.spans[0].policy == policy:
+                return completion
+            log.debug("begun by other weights than asked", policy=policy.label)
+        raise RequestAborted(f"the weights changed {BEGINNINGS} times before it was begun")
 
     async def score(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
         from vllm import SamplingParams
@@ -103,7 +111,7 @@ class VllmEngine:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        scored = await self._request(token_ids, params)
+        _, scored = await self._request(token_ids, params)
         # Nothing comes before the first token.
         return _logprobs(scored.prompt_logprobs)[1:]
 
@@ -113,6 +121,7 @@ class VllmEngine:
             for entry in publication.manifest
         ]
         label = publication.policy.label
+        self._weights_stand.clear()
         try:
             await self._llm.pause_generation(mode="keep", clear_cache=False)
             await self._llm.collective_rpc(
@@ -130,6 +139,8 @@ class VllmEngine:
             self._dead = f"weights of policy {label} could not be loaded: {error!r}"
             self.policy = None
             raise EngineDead(self._dead) from error
+        finally:
+            self._weights_stand.set()
 
     async def died(self) -> str:
         # vLLM tells of its death only by this property.
@@ -153,16 +164,29 @@ class VllmEngine:
             self._policies.pop(next(iter(self._policies)))
         self.policy = policy
 
-    async def _request(self, token_ids: NDArray[np.int32], params: Any) -> "RequestOutput":
-        from vllm import TokensPrompt
-        from vllm.exceptions import VLLMError
-        from vllm.v1.engine.exceptions import EngineDeadError
+    async def _request(
+        self, token_ids: NDArray[np.int32], params: Any
+    ) -> tuple[PolicyId, "RequestOutput"]:
+        """The answer, and the policy whose prefix cache it was asked from.
 
+        Weights that change after the request is queued and before it is begun begin it; then what
+        they write stands on a prefix that the older ones have computed, and is of neither policy.
+        """
+        await self._weights_stand.wait()
         policy = self.policy
         if self._dead is not None:
             raise EngineDead(self._dead)
         if policy is None:
             raise EngineError("no policy is loaded")
+        return policy, await self._answer(policy, token_ids, params)
+
+    async def _answer(
+        self, policy: PolicyId, token_ids: NDArray[np.int32], params: Any
+    ) -> "RequestOutput":
+        from vllm import TokensPrompt
+        from vllm.exceptions import VLLMError
+        from vllm.v1.engine.exceptions import EngineDeadError
+
         prompt = TokensPrompt(prompt_token_ids=token_ids.tolist(), cache_salt=policy.label)
         last: RequestOutput | None = None
         try:
@@ -175,6 +199,18 @@ class VllmEngine:
         if last is None:
             raise EngineError("vLLM ended the request without an output")
         return last
+
+    def _completion(self, output: "CompletionOutput") -> Completion:
+        if output.finish_reason == "abort":
+            raise RequestAborted("the engine gave up the request")
+        return checked(
+            Completion(
+                token_ids=np.array(output.token_ids, np.int32),
+                logprobs=_logprobs(output.logprobs),
+                spans=self._spans(output),
+                cut=output.finish_reason == "length",
+            )
+        )
 
     def _seed(self, sampling: Sampling, length: int) -> int | None:
         """A seed of its own for every turn of an attempt; None for greedy and unseeded."""
