@@ -25,7 +25,6 @@ from services.learner.trajectory import Trajectory
 from services.learner.types import Author, Sequence
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-SHARED_MEMORY = Path("/dev/shm")
 EVAL_TASKS = 12
 
 

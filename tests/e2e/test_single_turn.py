@@ -19,6 +19,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     return train(shipped, runs, f"--learner.steps={STEPS}", timeout_s=500.0)
 
 
+def metrics(finished: FinishedRun) -> list[dict[str, float]]:
+    lines = (finished.folder / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
 def test_it_learns(finished: FinishedRun) -> None:
     assert finished.exit_code == 0, finished.output
     evaluated = finished.summary["eval"]
@@ -28,14 +33,11 @@ def test_it_learns(finished: FinishedRun) -> None:
 def test_engine_and_trainer_agree_though_updates_meet_requests_at_any_moment(
     finished: FinishedRun,
 ) -> None:
-    lines = (finished.folder / "metrics.jsonl").read_text().splitlines()
-    audited = [row for line in lines if "mismatch/guard_level" in (row := json.loads(line))]
+    audited = [row for row in metrics(finished) if "mismatch/guard_level" in row]
     assert len(audited) == STEPS
     assert {row["mismatch/guard_level"] for row in audited} == {0.0}
     assert max(row["mismatch/audit_abs_diff_tail"] for row in audited) < 1e-4
 
 
 def test_batches_were_sampled_while_others_were_trained_on(finished: FinishedRun) -> None:
-    lines = (finished.folder / "metrics.jsonl").read_text().splitlines()
-    stale = [json.loads(line).get("async/staleness_max", 0.0) for line in lines]
-    assert max(stale) >= 1.0
+    assert max(row.get("async/staleness_max", 0.0) for row in metrics(finished)) >= 1.0

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from services.common.shared_memory import SHARED_MEMORY
 from services.learner.types import FailureKind
 from tests.e2e.finished_run import (
     EVAL_TASKS,
-    SHARED_MEMORY,
     FinishedRun,
     Scorer,
     distances,

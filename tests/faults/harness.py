@@ -15,6 +15,7 @@ import psutil
 
 from environments.scenario import APPS
 from environments.tasks import make_tasks
+from services.common.shared_memory import SHARED_MEMORY
 from services.launcher import address_file
 from services.learner.journal.rows import accounts
 from services.learner.journal.store import FILE_NAME
@@ -22,7 +23,6 @@ from tests.launcher.harness import left_running, start_cli
 
 # A busy machine takes ten times as long as an idle one.
 LIMIT_S = 120.0
-SHARED_MEMORY = Path("/dev/shm")
 LAUNCHER = "services.launcher"
 GATEWAY = "services.env_gateway"
 ENVIRONMENTS = "environments.serve"
