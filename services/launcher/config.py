@@ -1,9 +1,13 @@
 """The launcher's own part of a run spec: `[launcher]`."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from services.common.config import Model
+from services.launcher.notify_config import NotifyConfig
 from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT, Policy
+from services.launcher.sky_config import SkyConfig
 
 
 class ServiceShape(Model):
@@ -22,6 +26,15 @@ class LearnerShape(Model):
 class LauncherConfig(Model):
     """How a run is started, watched and ended."""
 
+    # `local`: processes of this machine. `sky`: machines that SkyPilot finds.
+    backend: Literal["local", "sky"] = "local"
+    sky: SkyConfig = SkyConfig()
+    # US dollars, and hours since the run was begun: what is reached first drains and stops it.
+    max_cost: float | None = Field(default=None, gt=0)
+    max_hours: float | None = Field(default=None, gt=0)
+    notify: NotifyConfig = NotifyConfig()
+    # Probes of `flotilla doctor` to leave out, by name.
+    skip_probes: tuple[str, ...] = ()
     env_gateway: ServiceShape = ServiceShape()
     rollout: ServiceShape = ServiceShape()
     learner: LearnerShape = LearnerShape()
