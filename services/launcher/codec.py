@@ -20,6 +20,7 @@ STATES: Mapping[RunState, "run_pb.RunState.ValueType"] = {
     RunState.STARTING: run_pb.RUN_STATE_STARTING,
     RunState.RUNNING: run_pb.RUN_STATE_RUNNING,
     RunState.DRAINING: run_pb.RUN_STATE_DRAINING,
+    RunState.TEARDOWN: run_pb.RUN_STATE_TEARDOWN,
     RunState.COMPLETED: run_pb.RUN_STATE_COMPLETED,
     RunState.FAILED: run_pb.RUN_STATE_FAILED,
     RunState.STOPPED: run_pb.RUN_STATE_STOPPED,

@@ -28,6 +28,7 @@ class RunState(StrEnum):
     STARTING = "starting"
     RUNNING = "running"
     DRAINING = "draining"
+    TEARDOWN = "teardown"
     COMPLETED = "completed"
     FAILED = "failed"
     STOPPED = "stopped"
@@ -35,6 +36,36 @@ class RunState(StrEnum):
     @property
     def ended(self) -> bool:
         return self in (RunState.COMPLETED, RunState.FAILED, RunState.STOPPED)
+
+
+class Outcome(StrEnum):
+    """Why a run ended, whatever became of its machines."""
+
+    NONE = ""
+    COMPLETED = "completed"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    BUDGET = "budget"
+    DEADLINE = "deadline"
+    CAPACITY = "capacity"
+
+
+class Cleanup(StrEnum):
+    """What became of a run's machines, whatever the outcome."""
+
+    PENDING = "pending"
+    VERIFYING = "verifying"
+    VERIFIED = "verified"
+    LEAK_SUSPECTED = "leak_suspected"
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """US dollars: spent so far, by service too, and per hour at present."""
+
+    accrued: float = 0.0
+    per_hour: float = 0.0
+    by_service: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 class RunMode(StrEnum):
@@ -61,11 +92,15 @@ class ReplicaState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One started replica as its backend finds it again: by name, and by (pid, start time)."""
+    """One started replica as its backend finds it again: by name, by (pid, start time), by `ref`.
+
+    `ref` is the backend's own: a job's number, a cluster's name.
+    """
 
     name: str
     pid: int = 0
     started: float = 0.0
+    ref: str = ""
 
 
 @dataclass(frozen=True, slots=True)
