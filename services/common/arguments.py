@@ -26,6 +26,7 @@ class Arguments:
 
     config: Path
     check_config: bool
+    print_config: bool
     run_id: str | None
     run_dir: Path | None
     replica: int
@@ -50,6 +51,7 @@ def parse_arguments(
     return Arguments(
         config=known.config,
         check_config=known.check_config,
+        print_config=known.print_config,
         run_id=known.run_id,
         run_dir=known.run_dir,
         replica=known.replica,
@@ -89,6 +91,7 @@ def _parser(service: str, config_cls: type[Model], doc: str) -> argparse.Argumen
     add = parser.add_argument
     add("--config", type=Path, required=True, metavar="SPEC", help="run spec: a .toml or .json")
     add("--check-config", action="store_true", help="say whether the spec is valid, and exit")
+    add("--print-config", action="store_true", help="print its own part, whole, as JSON, and exit")
     add("--run-id", type=_run_id, help="default: the spec's name and the time")
     add("--run-dir", type=Path, help="where files of the run go (default: runs/RUN_ID)")
     add("--replica", type=_replica, default=0, help="number of this process among its equals")

@@ -61,6 +61,9 @@ def entry(
         if arguments.check_config:
             print(f"{arguments.config}: the configuration of {service} is valid")
             sys.exit(OK)
+        if arguments.print_config:
+            print(config.model_dump_json())
+            sys.exit(OK)
         surroundings = _surroundings(service, arguments, shared, registry)
         sys.exit(_exit_code(surroundings, _run(surroundings, spec, shared, config, load)))
     except ConfigError as error:
