@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -34,9 +33,9 @@ from services.learner.parts import Parts
 from services.learner.policy_service import PolicyService
 from services.learner.ports import Ranks
 from services.learner.same_run import check_tasks_are_the_same, check_tokenizer_is_the_same
-from services.learner.sampling.tasks import TaskFileError, load_tasks
 from services.learner.service import GroupService
 from services.learner.status import Phase, Status
+from services.learner.task_files import load_task_files
 from services.learner.types import ModelInfo
 from services.learner.vendors import Vendors
 
@@ -44,7 +43,7 @@ from services.learner.vendors import Vendors
 async def run_learner(runtime: Runtime[LearnerConfig], vendors: Vendors) -> None:
     """Serve and train until the run is done or drained."""
     config = runtime.config
-    tasks, eval_sets = _load_task_files(config)
+    tasks, eval_sets = load_task_files(config, runtime.shared.seed)
     try:
         journal = open_journal(runtime.run_dir)
     except JournalError as error:
@@ -67,18 +66,6 @@ async def run_learner(runtime: Runtime[LearnerConfig], vendors: Vendors) -> None
             uploads.close()
     finally:
         await journal.close()
-
-
-def _load_task_files(config: LearnerConfig) -> tuple[list[Any], list[EvalSet]]:
-    try:
-        tasks = load_tasks(Path(config.tasks))
-        sets = [
-            EvalSet(chosen, tuple(load_tasks(Path(chosen.tasks))[: chosen.count]))
-            for chosen in config.eval.sets
-        ]
-    except TaskFileError as error:
-        raise ConfigError(str(error)) from error
-    return tasks, sets
 
 
 async def _serve(

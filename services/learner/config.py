@@ -11,7 +11,7 @@ from services.learner.algorithm_config import AlgorithmConfig
 from services.learner.guard.config import GuardConfig
 from services.learner.metrics.config import TrackingConfig
 from services.learner.rank.config import RankConfig
-from services.learner.sampling.config import SamplingConfig
+from services.learner.sampling.config import SamplingConfig, SelectConfig
 
 EvalMoment = Literal["before", "during", "after"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -79,7 +79,7 @@ class EvalSetConfig(Model):
     tasks: str
     # 0 is greedy decoding.
     temperature: float = Field(default=1.0, ge=0)
-    # Tasks to use, from the start of the file; absent means all.
+    # Tasks to use, from the start of what `learner.select` leaves; absent means all.
     count: int | None = Field(default=None, ge=1)
     # Attempts at each task; pass@k is reported for k up to this.
     attempts: int = Field(default=1, ge=1, le=64)
@@ -148,6 +148,7 @@ class LearnerConfig(Model):
     guard: GuardConfig = GuardConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     eval: EvalConfig = EvalConfig()
+    select: SelectConfig = SelectConfig()
     sampling: SamplingConfig = SamplingConfig()
     tracking: TrackingConfig = TrackingConfig()
     alarms: AlarmsConfig = AlarmsConfig()
