@@ -333,7 +333,12 @@ class ReportUnitResponse(google.protobuf.message.Message):
 
     COMMAND_FIELD_NUMBER: builtins.int
     LEASE_FIELD_NUMBER: builtins.int
+    BEGUN_FIELD_NUMBER: builtins.int
     command: global___Command.ValueType
+    begun: builtins.bool
+    """The run has trained: a learner whose machine has nothing of it goes on from
+    what was uploaded, and never begins anew.
+    """
     @property
     def lease(self) -> google.protobuf.duration_pb2.Duration:
         """End what runs on the machine if no further answer comes for this long."""
@@ -343,9 +348,10 @@ class ReportUnitResponse(google.protobuf.message.Message):
         *,
         command: global___Command.ValueType = ...,
         lease: google.protobuf.duration_pb2.Duration | None = ...,
+        begun: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["lease", b"lease"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["command", b"command", "lease", b"lease"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["begun", b"begun", "command", b"command", "lease", b"lease"]) -> None: ...
 
 global___ReportUnitResponse = ReportUnitResponse
 

@@ -36,6 +36,7 @@ class RegistryServiceStub(object):
     NOT_FOUND           UNKNOWN_REPLICA  register first
     FAILED_PRECONDITION REPLACED         another incarnation has this replica: exit
     FAILED_PRECONDITION LOG_GAP          go on from the metadata's `position`
+    INVALID_ARGUMENT    BAD_LOG          a piece too long, or of no service of the run
     UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
     """
 
@@ -83,6 +84,7 @@ class RegistryServiceServicer(object):
     NOT_FOUND           UNKNOWN_REPLICA  register first
     FAILED_PRECONDITION REPLACED         another incarnation has this replica: exit
     FAILED_PRECONDITION LOG_GAP          go on from the metadata's `position`
+    INVALID_ARGUMENT    BAD_LOG          a piece too long, or of no service of the run
     UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
     """
 
@@ -173,6 +175,7 @@ class RegistryService(object):
     NOT_FOUND           UNKNOWN_REPLICA  register first
     FAILED_PRECONDITION REPLACED         another incarnation has this replica: exit
     FAILED_PRECONDITION LOG_GAP          go on from the metadata's `position`
+    INVALID_ARGUMENT    BAD_LOG          a piece too long, or of no service of the run
     UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
     """
 

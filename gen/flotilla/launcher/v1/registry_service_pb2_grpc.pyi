@@ -28,6 +28,7 @@ class RegistryServiceStub:
       NOT_FOUND           UNKNOWN_REPLICA  register first
       FAILED_PRECONDITION REPLACED         another incarnation has this replica: exit
       FAILED_PRECONDITION LOG_GAP          go on from the metadata's `position`
+      INVALID_ARGUMENT    BAD_LOG          a piece too long, or of no service of the run
       UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
     """
 
@@ -83,6 +84,7 @@ class RegistryServiceAsyncStub:
       NOT_FOUND           UNKNOWN_REPLICA  register first
       FAILED_PRECONDITION REPLACED         another incarnation has this replica: exit
       FAILED_PRECONDITION LOG_GAP          go on from the metadata's `position`
+      INVALID_ARGUMENT    BAD_LOG          a piece too long, or of no service of the run
       UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
     """
 
@@ -137,6 +139,7 @@ class RegistryServiceServicer(metaclass=abc.ABCMeta):
       NOT_FOUND           UNKNOWN_REPLICA  register first
       FAILED_PRECONDITION REPLACED         another incarnation has this replica: exit
       FAILED_PRECONDITION LOG_GAP          go on from the metadata's `position`
+      INVALID_ARGUMENT    BAD_LOG          a piece too long, or of no service of the run
       UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
     """
 
