@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,8 +30,10 @@ MAX_REPLICAS = 256
 _log = log.get_logger(__name__)
 
 
-def refuse(code: StatusCode, reason: str, message: str) -> ServiceError:
-    return ServiceError(code, reason, message, domain=DOMAIN)
+def refuse(
+    code: StatusCode, reason: str, message: str, metadata: Mapping[str, str] | None = None
+) -> ServiceError:
+    return ServiceError(code, reason, message, domain=DOMAIN, metadata=metadata)
 
 
 class Launcher:

@@ -16,7 +16,7 @@ from flotilla.launcher.v1 import (
     run_service_pb2_grpc,
 )
 from services.common.rpc import duration, seconds
-from services.launcher import codec, logs
+from services.launcher import codec, logs, unit_service
 from services.launcher.launcher import Launcher, refuse
 from services.launcher.registry import ReplacedError
 from services.launcher.supervise import Supervisor, UnregisteredError
@@ -168,6 +168,7 @@ class RegistryService(registry_service_pb2_grpc.RegistryServiceServicer):
 
     def __init__(self, launcher: Launcher, stream_age_s: float = STREAM_AGE_S) -> None:
         self._launcher = launcher
+        self._spools = unit_service.Spools(launcher)
         self._stream_age_s = stream_age_s
 
     def _supervisor(self, run_id: str) -> Supervisor:
@@ -222,6 +223,19 @@ class RegistryService(registry_service_pb2_grpc.RegistryServiceServicer):
             if time.monotonic() >= deadline:
                 return
             await _until(change, deadline)
+
+    async def ReportUnit(
+        self, request: registry_service_pb2.ReportUnitRequest, context: Context
+    ) -> registry_service_pb2.ReportUnitResponse:
+        try:
+            return unit_service.report(self._supervisor(request.run_id), request)
+        except ReplacedError as error:
+            raise _replaced(request.service, request.replica) from error
+
+    async def PushLogs(
+        self, request: registry_service_pb2.PushLogsRequest, context: Context
+    ) -> registry_service_pb2.PushLogsResponse:
+        return self._spools.push(request)
 
 
 def _replaced(service: str, replica: int) -> Exception:

@@ -150,6 +150,15 @@ class Store:
         ).fetchall()
         return [Event(r["event"], r["time"], r["kind"], json.loads(r["body"])) for r in rows]
 
+    def has_trained(self, run_id: str) -> bool:
+        """Whether the run's learner ever told of a step."""
+        row = self._db.execute(
+            "SELECT 1 FROM events WHERE run_id = ? AND kind = 'progress'"
+            " AND json_extract(body, '$.step') > 0 LIMIT 1",
+            (run_id,),
+        ).fetchone()
+        return row is not None
+
     def get(self, run_id: str) -> StoredRun | None:
         row = self._db.execute("SELECT * FROM runs WHERE run_id = ?", (run_id,)).fetchone()
         return None if row is None else self._stored(row)

@@ -14,10 +14,11 @@ from services.launcher import runs
 from services.launcher.config import LauncherConfig
 from services.launcher.decide import decide, next_due
 from services.launcher.plan import log_path, replica_command
-from services.launcher.ports import Backend, BackendError, Launch
+from services.launcher.ports import Backend, BackendError, Launch, UnitReport
 from services.launcher.registry import Member, Roster
 from services.launcher.runs import Action, Drain, Exit, Key, Kill, Note, Replica, Run, Start, Unit
 from services.launcher.store import Store
+from services.launcher.units import Units, news
 
 TOKEN_VARIABLE = "FLOTILLA_TOKEN"
 # Progress is worth an event when it is news, or when it is this old.
@@ -86,6 +87,7 @@ class Supervisor:
         self.run = run
         self.config = config
         self.roster = Roster()
+        self.units = Units()
         self.progress = Progress()
         self.changed = Signal()
         self._around = around
@@ -160,6 +162,7 @@ class Supervisor:
 
     def _note_exit(self, key: Key, how: Exit) -> None:
         self.roster.forget(key)
+        self.units.forget(key)
         self._silent.discard(key)
         run, notes = runs.exited(self.run, key, how, _now(), self._policy)
         self._commit(run, notes)
@@ -183,6 +186,18 @@ class Supervisor:
         if key[0] == runs.LEARNER:
             self._note_progress(progress)
         return command
+
+    def report(self, key: Key, incarnation: str, report: UnitReport) -> Command:
+        """Note what a watcher says, answer with a command. Raises ReplacedError."""
+        before = self.units.take(key, incarnation, report)
+        if text := news(key, before, report):
+            self._commit(self.run, [Note(text)])
+        self._wake.set()
+        return self._command(key)
+
+    def has_trained(self) -> bool:
+        """Whether the run must never begin anew: its learner has told of a step."""
+        return self._around.store.has_trained(self.run.run_id)
 
     def _command(self, key: Key) -> Command:
         replica = self.run.replicas.get(key)
