@@ -14,11 +14,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import grpc
+
 from services.common.errors import ConfigError
 
 TLS_VARIABLE = "FLOTILLA_TLS"
 CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "cert.pem", "key.pem"
 _MINT = "the launcher hands out a set per run"
+# The first that occurs counts. A server that refuses a client's certificate says so nowhere: in
+# TLS 1.3 the client's handshake is over by then.
+_CAUSES = {
+    "Hostname Verification Check failed": (
+        "another service of the run answers at this address: the address is wrong"
+    ),
+    "certificate has expired": "its certificate has expired, or this machine's clock is ahead",
+    "certificate is not yet valid": "this machine's clock is behind its certificate",
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is of another run",
+    "WRONG_VERSION_NUMBER": "it speaks plain text: start it with --tls-dir too",
+    "Socket closed": (
+        "it hung up: it may want TLS (--tls-dir), or refuse our certificate as of another run or"
+        " expired; its log says which"
+    ),
+    "Connection refused": "nothing listens there (any more)",
+    "No route to host": "the machine is not reached: look at its network and firewall",
+    "timed out": "nothing answers there: look for a firewall or a port that is not opened",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +54,32 @@ class Tls:
         """The name that another service of the run has in its certificate."""
         return f"{service}.{self.name.partition('.')[2]}"
 
+    def check_is(self, service: str, run_id: str) -> None:
+        """Raises ConfigError if the certificate is of another service or run."""
+        expected = f"{service}.{run_id}.flotilla"
+        if self.name != expected:
+            raise ConfigError(
+                f"the TLS certificate is that of {self.name}, this process is {expected}: pass the"
+                " --tls-dir (or FLOTILLA_TLS) and the --run-id of one and the same"
+            )
+
     def to_text(self) -> str:
         """All of it in one line, as FLOTILLA_TLS carries it. It is a secret."""
         parts = {"ca": self.ca, "certificate": self.certificate, "key": self.key}
         content = json.dumps({name: pem.decode() for name, pem in parts.items()})
         return base64.b64encode(content.encode()).decode()
+
+
+def channel_credentials(tls: Tls) -> grpc.ChannelCredentials:
+    """Shows our certificate, and accepts those of the run's CA alone."""
+    return grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
+
+
+def server_credentials(tls: Tls) -> grpc.ServerCredentials:
+    """The same from the other side: a client without a certificate of the run is hung up on."""
+    return grpc.ssl_server_credentials(
+        [(tls.key, tls.certificate)], root_certificates=tls.ca, require_client_auth=True
+    )
 
 
 def read_tls(folder: Path | None) -> Tls | None:
@@ -63,6 +104,12 @@ def from_text(text: str, *, where: str) -> Tls:
             f" key); {_MINT}"
         ) from None
     return _checked(*parts, where=where)
+
+
+def likely_cause(details: str | None) -> str:
+    """What gRPC's text about a failed connection most likely means; "" if it is not known."""
+    text = details or ""
+    return next((cause for sign, cause in _CAUSES.items() if sign in text), "")
 
 
 def _from_folder(folder: Path) -> Tls:

@@ -89,7 +89,7 @@ async def _serve(
         runtime, vendors, journal, dispatcher, broadcast, status, eval_sets, uploads
     )
     server = _server(runtime, vendors, parts, limits)
-    async with rpc.serving(server, runtime.listen) as serving:
+    async with runtime.serving(server) as serving:
 
         def loaded(info: ModelInfo) -> None:
             limits.set_result(Limits(info.vocab_size, runtime.shared.policy.max_model_len))
@@ -134,6 +134,7 @@ def _server(
             parts.guard,
             tokenizer=vendors.tokenizer,
             weight_server=vendors.weight_server,
+            share_memory=runtime.config.weights.network == "private",
             publish_timeout_s=runtime.config.publish_timeout_s,
         ),
         server,
@@ -154,6 +155,7 @@ async def _parts(
     config, run_epoch = runtime.config, dispatcher.run_epoch
     meta = await journal.meta()
     tracked = await tracked_run(journal)
+    dispatcher.tally.received_before = (await journal.read(accounts))["acknowledged"]
     await asyncio.to_thread(vendors.tracker.open, tracked)
     checkpoints = UploadedCheckpoints(
         uploads,
@@ -183,6 +185,7 @@ async def _parts(
         clock=RunClock.resumed(meta.get("seconds", {})),
         watchdog=runtime.watchdog,
         drain=runtime.drain,
+        told=lambda: runtime.told,
     )
 
 

@@ -105,6 +105,17 @@ class EvalConfig(Model):
         return self
 
 
+class WeightsConfig(Model):
+    """How published weights reach engines."""
+
+    # What lies between learner and engines. `private`: whatever both sides can do. `public`: a
+    # network with strangers in it; WeightService alone, under TLS, for shared memory, NCCL and gloo
+    # neither encrypt nor ask who is there.
+    network: Literal["private", "public"] = "private"
+    # Port of WeightService, for machines that are reached at opened ports only; 0 is any free one.
+    port: int = Field(default=0, ge=0, le=65535)
+
+
 class LearnerConfig(Model):
     """Everything under `[learner]`."""
 
@@ -138,6 +149,7 @@ class LearnerConfig(Model):
     # For `replace`: most groups that are replaced for one step, in multiples of groups_per_step.
     max_refill: int = Field(default=4, ge=1)
     publish_timeout_s: float = Field(default=120.0, gt=0)
+    weights: WeightsConfig = WeightsConfig()
     # How long a cut Attach stream keeps its membership.
     attach_grace_s: float = Field(default=10.0, gt=0)
     # A stage without progress for so long is reported in the log, with all stacks.

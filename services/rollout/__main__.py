@@ -85,7 +85,7 @@ async def serve(runtime: Runtime[RolloutConfig]) -> None:
         stack.push_async_callback(parts.environment.all_closed)
         server = rpc.server(token=runtime.token)
         rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server(parts.service, server)
-        serving = await stack.enter_async_context(rpc.serving(server, runtime.listen))
+        serving = await stack.enter_async_context(runtime.serving(server))
         await runtime.announce(serving.address)
         runtime.log.info("serving", address=serving.address, worker=runtime.worker_id)
         try:
@@ -123,7 +123,7 @@ async def _connect(runtime: Runtime[RolloutConfig], model: "_Model", engine: "En
     )
     name = shared_name(runtime.run_id, runtime.run_dir)
     staged = SHARED_MEMORY / f"{name}-{runtime.worker_id}.safetensors"
-    feed = PolicyClient(learner, identity, epoch, token=runtime.token)
+    feed = PolicyClient(learner, identity, epoch, token=runtime.token, tls=runtime.tls)
     follower = PolicyFollower(feed, engine, staged, watchdog)
     groups = GroupClient(learner, identity, epoch)
     return _parts(runtime, engine, environment, groups, runner, follower)

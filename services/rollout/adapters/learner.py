@@ -22,6 +22,7 @@ from services.common.host import host_digest
 from services.common.log import get_logger
 from services.common.rpc import channel as open_channel
 from services.common.rpc import service_error
+from services.common.tls import Tls
 from services.rollout.adapters.calls import TRANSIENT, explain, persist, reason
 from services.rollout.codec import (
     lease_from_pb,
@@ -228,11 +229,13 @@ class PolicyClient:
         epoch: RunEpoch,
         *,
         token: str,
+        tls: Tls | None = None,
     ) -> None:
         self._stub = cast("PolicyServiceAsyncStub", policy_grpc.PolicyServiceStub(channel))
         self._identity = identity
         self._epoch = epoch
         self._token = token
+        self._tls = tls
 
     async def attach(self, holding: PolicyId | None) -> AsyncGenerator[Publication]:
         request = policy_pb.AttachRequest(
@@ -286,7 +289,9 @@ class PolicyClient:
         request = weight_pb.FetchWeightsRequest(
             policy=policy_to_pb(publication.policy), offset_bytes=offset
         )
-        async with open_channel(publication.location, token=self._token) as channel:
+        async with open_channel(
+            publication.location, token=self._token, tls=self._tls, peer="learner"
+        ) as channel:
             stub = cast("WeightServiceAsyncStub", weight_grpc.WeightServiceStub(channel))
             try:
                 async for answer in stub.FetchWeights(request, metadata=self._epoch.metadata):
