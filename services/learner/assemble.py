@@ -24,6 +24,7 @@ from services.learner.evaluation.report import EvalSet
 from services.learner.groups.dispatcher import Dispatcher
 from services.learner.groups.start import start_dispatcher
 from services.learner.guard.guard import META, Guard
+from services.learner.journal.rows import accounts
 from services.learner.journal.store import Journal, open_journal
 from services.learner.journal.writer import JournalError
 from services.learner.loop import Loop
