@@ -56,8 +56,8 @@ class TaskRules:
                 "tool_error_rate",
                 env,
                 too_high(rate, limit),
-                f"over the last {self._config.window} steps {rate:.0%} of the tool calls there ended"
-                " in an error",
+                f"over the last {self._config.window} steps {rate:.0%} of the tool calls there"
+                " ended in an error",
                 "Look at what the tools answer (flotilla show, logs/env_gateway-0.log): the policy"
                 " may call them wrongly, or the environment may be broken",
                 rate,
