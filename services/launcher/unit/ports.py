@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.launcher.ports import UnitReport
+from services.launcher.ports import Launch, UnitReport
+from services.launcher.runs import Exit, Unit
 from services.launcher.supervise import Command
 
 
@@ -45,3 +46,15 @@ class Notices(Protocol):
     async def notice(self) -> float | None:
         """Seconds that are left; None if nothing was said. May be asked every few seconds."""
         ...
+
+
+class Processes(Protocol):
+    """Runs the replica here. A part of `launcher.ports.Backend`; see there."""
+
+    async def start(self, launch: Launch) -> Unit: ...
+
+    async def wait(self, unit: Unit) -> Exit: ...
+
+    async def drain(self, unit: Unit) -> None: ...
+
+    async def kill(self, unit: Unit) -> None: ...

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from services.launcher.ports import UnitPhase
-from services.launcher.runs import EXIT_BAD_CONFIG, KILL_AGAIN_S, Exit, Policy
+from services.launcher.runs import EXIT_BAD_CONFIG, KILL_AGAIN_S, Policy
 
 # What a command to stop leaves a service, which takes 5 seconds at most to clean up.
 STOP_S = 7.0
@@ -45,6 +45,19 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Ending:
+    """How a process ended: exit code (negative: killed by that signal) and its last log lines."""
+
+    code: int
+    tail: str = ""
+
+    @property
+    def shell_code(self) -> int:
+        """The exit code as a shell says it."""
+        return self.code if self.code >= 0 else 128 - self.code
+
+
+@dataclass(frozen=True, slots=True)
 class Watch:
     """What is known of the replica. `renewed` is when the launcher last let it go on."""
 
@@ -59,7 +72,7 @@ class Watch:
     starts: int = 0
     failures: tuple[float, ...] = ()
     # How its process ended last.
-    exit: Exit | None = None
+    ending: Ending | None = None
 
     @property
     def restarts(self) -> int:
@@ -75,9 +88,9 @@ class Watch:
         return UnitPhase.SETUP if self.stage is Stage.PREPARING else UnitPhase.RUNNING
 
     @property
-    def verdict(self) -> Exit:
+    def verdict(self) -> Ending:
         """How it ended for good; its cause where it had to."""
-        how = self.exit or Exit(0)
+        how = self.ending or Ending(0)
         if self.cause is Cause.PREEMPTED:
             return replace(how, code=EXIT_PREEMPTED)
         if self.cause is Cause.SILENCE:
@@ -117,6 +130,11 @@ def prepared(watch: Watch, now: float) -> Watch:
     return watch if watch.stage is not Stage.PREPARING else _wait(watch, now)
 
 
+def unprepared(watch: Watch, how: Ending) -> Watch:
+    """The machine cannot get what the replica needs."""
+    return replace(watch, stage=Stage.OVER, ending=how)
+
+
 def renewed(watch: Watch, asked_at: float, lease_s: float) -> Watch:
     """The launcher has answered what was asked then."""
     return replace(watch, renewed=max(watch.renewed, asked_at), lease_s=lease_s or watch.lease_s)
@@ -133,9 +151,9 @@ def end(watch: Watch, cause: Cause, now: float, grace_s: float) -> Watch:
     return replace(watch, stage=Stage.OVER, cause=cause)
 
 
-def exited(watch: Watch, how: Exit, now: float) -> Watch:
+def ended(watch: Watch, how: Ending, now: float) -> Watch:
     """Its process, and all that it started, are gone."""
-    watch = replace(watch, exit=how)
+    watch = replace(watch, ending=how)
     if watch.stage is Stage.DRAINING or how.code in (0, EXIT_BAD_CONFIG):
         return replace(watch, stage=Stage.OVER)
     policy = watch.policy
@@ -148,8 +166,3 @@ def exited(watch: Watch, how: Exit, now: float) -> Watch:
 
 def _wait(watch: Watch, due: float) -> Watch:
     return replace(watch, stage=Stage.WAITING, due=due)
-
-
-def exit_code(how: Exit) -> int:
-    """As a shell says it."""
-    return how.code if how.code >= 0 else 128 - how.code
