@@ -35,7 +35,7 @@ class Machines(Model):
 
     any_of: tuple[Machine, ...] = ()
     ordered: tuple[Machine, ...] = ()
-    # Machines of one replica; above 1 its ranks are joined by torchrun or Ray.
+    # Machines of one replica. More than 1 is refused: ranks of several cannot be joined yet.
     num_nodes: int = Field(default=1, ge=1, le=64)
 
     @model_validator(mode="after")

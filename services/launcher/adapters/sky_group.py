@@ -1,0 +1,217 @@
+"""Replicas as members of one managed Job Group per run.
+
+The learner, whose end ends the group, and the gateways are declared with it. Rollouts join and
+leave on their own, and so does a gateway that is started again.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from services.launcher.adapters.sky_board import Board
+from services.launcher.ports import BackendError, CapacityError, Launch, SetupError
+from services.launcher.runs import LEARNER, Exit, Key
+from services.launcher.sky import names, records, tasks
+from services.launcher.sky.ports import Client
+from services.launcher.sky.records import Job, Stage
+
+# Replicas of one run are started in one turn; whoever comes later joins as a member of its own.
+_GATHER_S = 0.5
+_UNKNOWN_S = 120.0
+_CANCELLED = -15
+_KILLED = -9
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A replica to start: where, and with what."""
+
+    launch: Launch
+    site: tasks.Site
+    secrets: dict[str, str] = field(repr=False)
+
+    @property
+    def key(self) -> Key:
+        return self.launch.key
+
+    @property
+    def name(self) -> str:
+        return self.site.name(self.key)
+
+    @property
+    def limit_s(self) -> float:
+        return self.launch.config.sky.provision.timeout_s
+
+
+@dataclass(slots=True)
+class _Gathering:
+    """The declared replicas of a run that wait for its learner."""
+
+    starts: dict[Key, Start] = field(default_factory=dict[Key, Start])
+    group: asyncio.Future[int] = field(default_factory=asyncio.Future[int])
+
+
+class Groups:
+    """Starts, watches and ends members of groups, by the names of their tasks."""
+
+    def __init__(self, client: Client, board: Board) -> None:
+        self._client = client
+        self._board = board
+        self._gathering: dict[str, _Gathering] = {}
+        # Records of earlier starts under the same name do not count.
+        self._since: dict[str, int] = {}
+        self._killed: set[str] = set()
+
+    async def start(self, start: Start) -> None:
+        """Returns when the replica's job runs."""
+        self._killed.discard(start.name)
+        deadline = time.monotonic() + start.limit_s
+        if tasks.is_static(start.key):
+            job_id = await self._declared(start, deadline)
+        else:
+            job_id = await self._joined(start, await self._group(start, deadline))
+        self._since[start.name] = job_id
+        await self._until_running(start, job_id, deadline)
+
+    async def _declared(self, start: Start, deadline: float) -> int:
+        jobs = await self._board.fresh()
+        group = records.live_group(jobs, start.site.group)
+        if group is None:
+            return await self._gathered(start, deadline)
+        mine = records.newest(jobs, start.name, group)
+        if mine is not None and not mine.over:
+            return mine.job_id
+        if start.key[0] != LEARNER:
+            return await self._joined(start, group)
+        # A group whose learner has ended is ending itself.
+        await self._client.cancel([group])
+        while records.live_group(await self._board.fresh(), start.site.group) == group:
+            await self._in_time(start, deadline, "its group of before does not end")
+        return await self._gathered(start, deadline)
+
+    async def _gathered(self, start: Start, deadline: float) -> int:
+        gathering = self._gathering.setdefault(start.launch.run_id, _Gathering())
+        gathering.starts[start.key] = start
+        if start.key[0] != LEARNER:
+            limit = max(0.0, deadline - time.monotonic())
+            try:
+                return await asyncio.wait_for(asyncio.shield(gathering.group), limit)
+            except TimeoutError:
+                raise CapacityError(f"{start.name}: its run has no learner yet") from None
+        await asyncio.sleep(_GATHER_S)
+        del self._gathering[start.launch.run_id]
+        return await self._submit(start, gathering)
+
+    async def _submit(self, start: Start, gathering: _Gathering) -> int:
+        documents = tasks.group(start.site, list(gathering.starts), start.launch.attempt)
+        by_name = {each.name: each.secrets for each in gathering.starts.values()}
+        secrets = [by_name[document["name"]] for document in documents[1:]]
+        try:
+            group = await self._client.submit_group(documents, secrets)
+        except BaseException as error:
+            # The gateways fail with it; a cancelled learner is no error of theirs.
+            known = error if isinstance(error, Exception) else SetupError("the start was cancelled")
+            gathering.group.set_exception(known)
+            # Perhaps nobody waits.
+            gathering.group.exception()
+            raise
+        gathering.group.set_result(group)
+        return group
+
+    async def _group(self, start: Start, deadline: float) -> int:
+        """The run's group, once it is there."""
+        while True:
+            group = records.live_group(await self._board.jobs(), start.site.group)
+            if group is not None:
+                return group
+            await self._in_time(start, deadline, "its run has no learner yet")
+
+    async def _joined(self, start: Start, group: int) -> int:
+        document = tasks.task(start.site, start.key, start.launch.attempt)
+        return await self._client.submit_job(document, start.secrets, group)
+
+    async def _until_running(self, start: Start, since: int, deadline: float) -> None:
+        jobs = await self._board.fresh()
+        while True:
+            job = records.newest(jobs, start.name, since)
+            stage = job.stage if job is not None else Stage.WAITING
+            if stage in (Stage.RUNNING, Stage.RECOVERING, Stage.DONE, Stage.FAILED):
+                return
+            if stage is not Stage.WAITING or time.monotonic() > deadline:
+                await self._give_up(start, job, since)
+            await self._board.pause()
+            jobs = await self._board.jobs()
+
+    async def _give_up(self, start: Start, job: Job | None, since: int) -> None:
+        stage = job.stage if job is not None else Stage.WAITING
+        if job is None or not job.over:
+            await self._client.cancel([since])
+        reason = job.reason if job is not None else ""
+        what = f"{start.name}: {reason or stage.value}"
+        if stage in (Stage.NO_CAPACITY, Stage.WAITING):
+            raise CapacityError(f"{what}; nobody has such a machine now")
+        if stage is Stage.REFUSED:
+            raise BackendError(what)
+        raise SetupError(what)
+
+    async def _in_time(self, start: Start, deadline: float, problem: str) -> None:
+        if time.monotonic() > deadline:
+            raise CapacityError(f"{start.name}: {problem}, after {start.limit_s:g} s")
+        await self._board.pause()
+
+    async def live(self, name: str) -> bool:
+        """Whether a replica's job goes on; from now on its later records count."""
+        job = records.newest(await self._board.fresh(), name)
+        if job is None or job.over:
+            return False
+        self._since[name] = job.job_id
+        return True
+
+    async def wait(self, name: str) -> Exit:
+        """How the replica's job ended, once it has."""
+        since, seen = self._since.get(name, 0), time.monotonic()
+        while True:
+            job = records.newest(await self._board.jobs(), name, since)
+            if name in self._killed:
+                return Exit(_KILLED)
+            if job is not None:
+                seen = time.monotonic()
+            if job is not None and job.over:
+                return _exit(job)
+            if time.monotonic() > seen + _UNKNOWN_S:
+                return Exit(1, "SkyPilot answers, and knows no such job")
+            await self._board.pause()
+
+    async def drain(self, name: str) -> None:
+        """Its watcher is told by the launcher; what has no machine yet is not waited for."""
+        job = records.newest(await self._board.fresh(), name, self._since.get(name, 0))
+        if job is None or job.stage in (Stage.WAITING, Stage.NO_CAPACITY):
+            await self.kill(name)
+
+    async def kill(self, name: str) -> None:
+        await self._client.forget(lambda asked: asked == name)
+        job = records.newest(await self._board.fresh(), name, self._since.get(name, 0))
+        if job is None or job.over:
+            return
+        declared = job.name != job.task
+        if declared and not _is_learner(name) and job.cluster:
+            # It cannot be cancelled alone. SkyPilot finds it another machine.
+            await self._client.down(job.cluster)
+            self._killed.add(name)
+        else:
+            await self._client.cancel([job.job_id])
+
+
+def _is_learner(name: str) -> bool:
+    owned = names.parse(name)
+    return owned is not None and owned.key == (LEARNER, 0)
+
+
+def _exit(job: Job) -> Exit:
+    match job.stage:
+        case Stage.DONE:
+            return Exit(0)
+        case Stage.CANCELLED:
+            return Exit(_CANCELLED)
+        case _:
+            return Exit(1, job.reason)
