@@ -119,7 +119,8 @@ def test_no_number_of_a_configuration_may_be_negative(service: str) -> None:
     assert accepted <= SIGNED
 
 
-SPECS = sorted((ROOT / "deploy/runs").glob("*.toml"))
+# Of vl-8b a part is to be refused: tests/deploy looks at what is said.
+SPECS = sorted(p for p in (ROOT / "deploy/runs").glob("*.toml") if p.stem != "vl-8b")
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
