@@ -217,6 +217,39 @@ def emulator(context: typer.Context) -> None:
     os.execv(sys.executable, command)
 
 
+@app.command(context_settings=OVERRIDES)
+def doctor(
+    context: typer.Context,
+    spec: Annotated[Path, typer.Argument(help="Run spec, TOML or JSON.", exists=True)],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON array of {probe, status, detail}.")
+    ] = False,
+    skip: Annotated[
+        list[str] | None, typer.Option("--skip", help="Leave this probe out; repeatable.")
+    ] = None,
+    node: Annotated[
+        list[str] | None,
+        typer.Option("--node", help="HOST:PORT of an echo that was started there; repeatable."),
+    ] = None,
+    tls_dir: Annotated[
+        Path | None, typer.Option("--tls-dir", help="Certificates to call nodes with.")
+    ] = None,
+    runs: Runs = RUNS,
+) -> None:
+    """Look for what would make a run fail, before it costs anything.
+
+    Keys are tried where they are good for, ports, memory and disk are compared with what the spec
+    asks for, and one episode of each environment is opened. Before a run is started on rented
+    machines all of this runs by itself. Exit code: 0 nothing failed, 1 something did.
+    """
+    from services.launcher.console import doctor as command
+
+    found = command.doctor(
+        spec, runs, skip or [], node or [], tls_dir, context.args, as_json=as_json
+    )
+    _exit(found)
+
+
 @env.command(name="status")
 def env_status(
     run: Annotated[str, typer.Argument(help="Id of a run, or `newest`.")] = "newest",
