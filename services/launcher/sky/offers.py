@@ -58,8 +58,10 @@ class Offerer:
         return tasks.site_of(launch, self.owner, registry, str(code))
 
     def _describe(self, machines: Machines) -> str:
-        words = {True: " or else ", False: ", the cheapest of: "}[not machines.any_of]
-        return words.join(self._one(machine) for machine in machines.candidates)
+        each = [self._one(machine) for machine in machines.candidates]
+        if machines.any_of and len(each) > 1:
+            return f"the cheapest of: {'; '.join(each)}"
+        return ", or else ".join(each)
 
     def _one(self, machine: Machine) -> str:
         price = self.prices.price(machine)

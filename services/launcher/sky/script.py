@@ -36,10 +36,10 @@ class Watched:
 def run_script(watched: Watched) -> str:
     """The `run` of a task. It ends when the work ends."""
     words = ("timeout", f"--kill-after={_KILL_AFTER_S}", str(watched.hard_limit_s))
-    command = [*words, *_watcher(watched), "--", *_service(watched)]
-    line = " ".join([*map(shlex.quote, command), *_addresses(watched)])
+    parts = [shlex.join((*words, *_watcher(watched))), f"-- {shlex.join(_service(watched))}"]
+    command = " \\\n  ".join([*parts, *_addresses(watched)])
     lines = ['export PYTHONPATH="$PWD:$PWD/gen${PYTHONPATH:+:$PYTHONPATH}"', *_who_am_i(watched)]
-    return "\n".join([*lines, line]) + "\n"
+    return "\n".join([*lines, command]) + "\n"
 
 
 def _watcher(watched: Watched) -> tuple[str, ...]:

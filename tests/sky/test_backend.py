@@ -1,0 +1,134 @@
+"""SkyPilot, unmodified, starts replicas on a Slurm cluster's nodes and takes them away again."""
+
+import asyncio
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.launcher.adapters.sky_backend import SkyBackend
+from services.launcher.adapters.sky_client import SkyClient
+from services.launcher.config import LauncherConfig
+from services.launcher.ports import CapacityError, Launch
+from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT, Exit, Key
+from services.launcher.sky import names
+from tests.sky.box.layout import ROOT
+from tests.sky.session import SkySession
+
+pytestmark = [pytest.mark.sky, pytest.mark.timeout(900)]
+_CPU = {"infra": "slurm/mini/cpu", "cpus": "1", "memory": "1"}
+_GPU = {"infra": "slurm/mini/gpu", "cpus": "1", "memory": "1", "accelerators": "H100:1"}
+_SECRETS = {"FLOTILLA_TOKEN": "canary-token", "FLOTILLA_TLS": "canary-tls"}
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[SkySession]:
+    with SkySession() as session, session.inside():
+        yield session
+
+
+@pytest.fixture
+def backend(box: SkySession, tmp_path: Path) -> SkyBackend:
+    return SkyBackend(tmp_path / "runs", ROOT, SkyClient(), poll_s=3.0)
+
+
+def _config(mode: str = "group", **sky: Any) -> LauncherConfig:
+    machines = {
+        "learner": {"ordered": [_GPU]},
+        "env_gateway": {"ordered": [_CPU]},
+        "rollout": {"ordered": [_CPU]},
+    }
+    settings = {
+        "mode": mode,
+        "advertise": "10.88.0.1",
+        "setup": "echo set up",
+        "python": "tests/sky/replica.sh",
+        "commit": "HEAD",
+        **machines,
+        **sky,
+    }
+    whole = {"backend": "sky", "max_hours": 0.5, "sky": settings}
+    return LauncherConfig.model_validate(whole)
+
+
+def _launch(tmp_path: Path, run_id: str, key: Key, config: LauncherConfig) -> Launch:
+    log = tmp_path / f"{key[0]}-{key[1]}.log"
+    return Launch(
+        run_id, key, (), _SECRETS, log, registry="0.0.0.0:4000", spec_json="{}", config=config
+    )
+
+
+def _allocations(box: SkySession) -> list[str]:
+    """What Slurm itself says is running: the oracle."""
+    layout = box.layout
+    listed = subprocess.run(
+        ("squeue", "--noheader", "--format=%j"),
+        env={"SLURM_CONF": str(layout.conf / "slurm.conf"), "PATH": "/usr/bin:/bin"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return listed.stdout.split()
+
+
+async def test_a_group_scales_by_members_and_leaves_nothing(
+    box: SkySession, backend: SkyBackend, tmp_path: Path
+) -> None:
+    run_id, config = "group-20260101-000000", _config()
+
+    def launch(key: Key) -> Launch:
+        return _launch(tmp_path, run_id, key, config)
+
+    keys = [(LEARNER, 0), (GATEWAY, 0), (ROLLOUT, 0)]
+    learner, gateway, rollout = await asyncio.gather(*(backend.start(launch(k)) for k in keys))
+    assert len(_allocations(box)) == 3
+    second = await backend.start(launch((ROLLOUT, 1)))
+    assert len(_allocations(box)) == 4
+    ended = asyncio.create_task(backend.wait(second))
+    await backend.kill(second)
+    assert await ended == Exit(-15)
+    successor = SkyBackend(tmp_path / "runs", ROOT, SkyClient(), poll_s=3.0)
+    assert await successor.attach(launch((LEARNER, 0)), learner)
+    assert await successor.find(launch((ROLLOUT, 0))) is not None
+    assert await successor.find(launch((ROLLOUT, 1))) is None
+    assert {unit.name for unit in await successor.orphans([])} == {
+        unit.name for unit in (learner, gateway, rollout)
+    }
+    assert await successor.reap([run_id]) == []
+    evidence = await successor.clean(run_id)
+    assert evidence.gone, evidence.detail
+    assert await successor.wait(rollout) == Exit(-15)
+    await _until(lambda: not _allocations(box))
+
+
+async def test_a_cluster_per_replica_is_reaped_when_no_run_owns_it(
+    box: SkySession, backend: SkyBackend, tmp_path: Path
+) -> None:
+    run_id, config = "cluster-20260101-000000", _config("cluster")
+    launch = _launch(tmp_path, run_id, (ROLLOUT, 0), config)
+    unit = await backend.start(launch)
+    owned = names.parse(unit.name)
+    assert owned is not None and owned.key == (ROLLOUT, 0)
+    assert await backend.attach(launch, unit)
+    assert len(await backend.reap([])) == 1
+    assert await backend.wait(unit) == Exit(1, "its machine is gone")
+    await _until(lambda: not _allocations(box))
+    assert (await backend.clean(run_id)).gone
+
+
+async def test_no_capacity_is_told_from_a_wrong_request(
+    backend: SkyBackend, tmp_path: Path
+) -> None:
+    wish = {"ordered": [{**_GPU, "accelerators": "H100:2", "cpus": "64"}]}
+    config = _config("cluster", rollout=wish)
+    launch = _launch(tmp_path, "nothing-20260101-000000", (ROLLOUT, 0), config)
+    with pytest.raises(CapacityError):
+        await backend.start(launch)
+
+
+async def _until(condition: Callable[[], bool], limit_s: float = 120.0) -> None:
+    async with asyncio.timeout(limit_s):
+        while not condition():
+            await asyncio.sleep(1.0)
