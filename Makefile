@@ -7,9 +7,10 @@ STAMP := $(VENV)/.installed
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 OPENENV := .venv-openenv
+SKY := .venv-sky
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-full lint format proto bench setup openenv clean
+.PHONY: help demo test test-full test-sky lint format proto bench setup openenv sky clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -37,15 +38,30 @@ $(OPENENV)/.installed: requirements/openenv.txt $(STAMP)
 	@$(OPENENV)/bin/python -m pip --disable-pip-version-check install -qq --no-deps -r requirements/openenv.txt
 	@touch $@
 
+sky: $(SKY)/.installed  ## create .venv-sky, the launcher with SkyPilot (700 MB)
+
+$(SKY)/.installed: requirements/sky.txt pyproject.toml $(STAMP)
+	@$(SKY)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(SKY)
+	@echo "Installing pinned packages into $(SKY)"
+	@$(SKY)/bin/python -m pip --disable-pip-version-check install -qq --no-deps -r requirements/sky.txt
+	@$(SKY)/bin/python -m pip --disable-pip-version-check install -qq --no-deps -e .
+	@touch $@
+
 demo: $(STAMP)  ## train a tiny policy on three tool-use environments (about 5 minutes)
 	@$(BIN)/flotilla train deploy/runs/local.toml --seed=$(SEED)
 
 # Most tests wait for processes of theirs: two at a time use two cores well.
 test: $(STAMP) $(OPENENV)/.installed  ## every test but the long ones
-	$(BIN)/python -m pytest -m "not slow and not gpu" --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow and not gpu and not sky" --numprocesses 2 --dist loadfile
 
 test-full: $(STAMP) $(OPENENV)/.installed  ## the long ones too
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not sky"
+
+# Stops what an interrupted session has left, too.
+test-sky: $(SKY)/.installed  ## SkyPilot for real, on a Slurm cluster of namespaces (needs root)
+	$(SKY)/bin/python -m tests.sky.box install
+	$(SKY)/bin/python -m pytest -m sky tests/sky; code=$$?; \
+	  $(SKY)/bin/python -m tests.sky.box stop && exit $$code
 
 lint: $(STAMP)  ## formatting, style, types, layering, contracts
 	$(BIN)/ruff format --check .
@@ -79,4 +95,4 @@ bench: $(STAMP)  ## where the time of a step goes, and what a tool call costs
 	$(BIN)/python -m benchmarks.gateway_call
 
 clean:  ## remove the environments, builds and caches; keeps runs/
-	rm -rf $(VENV) $(OPENENV) build .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OPENENV) $(SKY) build .pytest_cache .ruff_cache .hypothesis

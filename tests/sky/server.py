@@ -3,7 +3,6 @@
 import os
 import subprocess
 import time
-import urllib.error
 import urllib.request
 
 from tests.sky.box import BoxError, Layout
@@ -53,17 +52,24 @@ class ApiServer:
                 env=self._environment(),
                 timeout=_STOP_S,
             )
+        self.forget()
+
+    def forget(self) -> None:
+        """After something else has ended the process."""
         if self._process is not None:
             self._process.wait(_STOP_S)
             self._process = None
 
     def answers(self) -> bool:
-        with entered(self.layout.namespace(LOGIN)):
-            try:
-                with urllib.request.urlopen(f"{API_URL}/api/health", timeout=2) as answer:
-                    return answer.status == 200
-            except (urllib.error.URLError, TimeoutError, ConnectionError):
-                return False
+        try:
+            with (
+                entered(self.layout.namespace(LOGIN)),
+                urllib.request.urlopen(f"{API_URL}/api/health", timeout=2) as answer,
+            ):
+                return answer.status == 200
+        except OSError:
+            # No server, or no box.
+            return False
 
     def _environment(self) -> dict[str, str]:
         python_path = f"{ROOT}:{ROOT / 'gen'}"

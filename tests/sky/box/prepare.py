@@ -85,6 +85,7 @@ def prepare(layout: Layout) -> None:
         shutil.copy(uv, layout.shim / "uv.real")
     for name, requirements in RUNTIMES.items():
         _make_runtime(layout, name, ROOT / "tests/sky" / requirements)
+    _hook(layout.base / "runtime-machine")
 
 
 def _make_user(layout: Layout) -> None:
@@ -112,6 +113,13 @@ def _make_runtime(layout: Layout, name: str, requirements: Path) -> None:
     _run(uv, "pip", "install", "--quiet", "--no-deps", "-r", str(requirements), env=variables)
     _run("chown", "-R", f"{layout.user}:", str(folder), str(layout.base / "uv-cache"))
     done.write_text(requirements.read_text())
+
+
+def _hook(runtime: Path) -> None:
+    """Let every Python of this runtime import `machine_hook` first."""
+    [packages] = runtime.glob("lib/python3.*/site-packages")
+    shutil.copy(ROOT / "tests/sky/machine_hook.py", packages / "flotilla_hook.py")
+    (packages / "flotilla_hook.pth").write_text("import flotilla_hook\n")
 
 
 def _run(*command: str, env: dict[str, str] | None = None) -> None:
