@@ -50,6 +50,14 @@ class FakeRegistry(pb_grpc.RegistryServiceServicer):
             yield pb.ResolvePeersResponse(peers=peers)
             await changed.wait()
 
+    async def ReportUnit(
+        self, request: pb.ReportUnitRequest, context: Any
+    ) -> pb.ReportUnitResponse:
+        raise NotImplementedError
+
+    async def PushLogs(self, request: pb.PushLogsRequest, context: Any) -> pb.PushLogsResponse:
+        raise NotImplementedError
+
     def move(self, peers: dict[int, str]) -> None:
         self.peers = peers
         self.changed.set()
