@@ -86,6 +86,29 @@ def evaluate(
     _exit(command.evaluate(target, runs, list(context.args)))
 
 
+@app.command(context_settings=OVERRIDES)
+def plan(
+    context: typer.Context,
+    spec: Annotated[Path, typer.Argument(help="Run spec, TOML or JSON.", exists=True)],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder to write SkyPilot's task files to.")
+    ] = None,
+    one_machine: Annotated[
+        bool,
+        typer.Option("--one-machine", help="All services on one machine, by plain `sky launch`."),
+    ] = False,
+    runs: Runs = RUNS,
+) -> None:
+    """Show which machines a run would ask SkyPilot for, at what price, and its task files.
+
+    Starts nothing, and needs neither SkyPilot nor a network. Prices are those of the catalog that
+    SkyPilot keeps in `~/.sky`. Exit code: 0, or 2 for a bad spec.
+    """
+    from services.launcher.console import plan as command
+
+    _exit(command.plan(spec, runs, list(context.args), out, one_machine=one_machine))
+
+
 @app.command()
 def status(
     run: Annotated[str | None, typer.Argument(help="Id of a run; all runs when absent.")] = None,

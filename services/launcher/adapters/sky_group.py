@@ -16,7 +16,7 @@ from services.launcher.sky.ports import Client
 from services.launcher.sky.records import Job, Stage
 
 # Replicas of one run are started in one turn; whoever comes later joins as a member of its own.
-_GATHER_S = 0.5
+_GATHER_S = 1.0
 _UNKNOWN_S = 120.0
 _CANCELLED = -15
 _KILLED = -9
@@ -48,7 +48,10 @@ class _Gathering:
     """The declared replicas of a run that wait for its learner."""
 
     starts: dict[Key, Start] = field(default_factory=dict[Key, Start])
-    group: asyncio.Future[int] = field(default_factory=asyncio.Future[int])
+    # Its id, and whether it declares them.
+    group: asyncio.Future[tuple[int, bool]] = field(
+        default_factory=asyncio.Future[tuple[int, bool]]
+    )
 
 
 class Groups:
@@ -74,40 +77,15 @@ class Groups:
         await self._until_running(start, job_id, deadline)
 
     async def _declared(self, start: Start, deadline: float) -> int:
-        jobs = await self._board.fresh()
-        group = records.live_group(jobs, start.site.group)
-        if group is None:
-            return await self._gathered(start, deadline)
-        mine = records.newest(jobs, start.name, group)
-        if mine is not None and not mine.over:
-            return mine.job_id
-        if start.key[0] != LEARNER:
-            return await self._joined(start, group)
-        # A group whose learner has ended is ending itself.
-        await self._client.cancel([group])
-        while records.live_group(await self._board.fresh(), start.site.group) == group:
-            await self._in_time(start, deadline, "its group of before does not end")
-        return await self._gathered(start, deadline)
-
-    async def _gathered(self, start: Start, deadline: float) -> int:
+        """The id of the job whose records are of this start."""
         gathering = self._gathering.setdefault(start.launch.run_id, _Gathering())
         gathering.starts[start.key] = start
         if start.key[0] != LEARNER:
-            limit = max(0.0, deadline - time.monotonic())
-            try:
-                return await asyncio.wait_for(asyncio.shield(gathering.group), limit)
-            except TimeoutError:
-                raise CapacityError(f"{start.name}: its run has no learner yet") from None
+            return await self._with_learner(start, gathering, deadline)
         await asyncio.sleep(_GATHER_S)
         del self._gathering[start.launch.run_id]
-        return await self._submit(start, gathering)
-
-    async def _submit(self, start: Start, gathering: _Gathering) -> int:
-        documents = tasks.group(start.site, list(gathering.starts), start.launch.attempt)
-        by_name = {each.name: each.secrets for each in gathering.starts.values()}
-        secrets = [by_name[document["name"]] for document in documents[1:]]
         try:
-            group = await self._client.submit_group(documents, secrets)
+            group, fresh = await self._group_of(start, gathering, deadline)
         except BaseException as error:
             # The gateways fail with it; a cancelled learner is no error of theirs.
             known = error if isinstance(error, Exception) else SetupError("the start was cancelled")
@@ -115,8 +93,49 @@ class Groups:
             # Perhaps nobody waits.
             gathering.group.exception()
             raise
-        gathering.group.set_result(group)
+        gathering.group.set_result((group, fresh))
         return group
+
+    async def _group_of(
+        self, learner: Start, gathering: _Gathering, deadline: float
+    ) -> tuple[int, bool]:
+        """The learner's group, and whether it was submitted now, with all that were gathered."""
+        jobs = await self._board.fresh()
+        group = records.live_group(jobs, learner.site.group)
+        if group is not None:
+            mine = records.newest(jobs, learner.name, group)
+            if mine is not None and not mine.over:
+                return group, False
+            # A group whose learner has ended is ending itself.
+            await self._client.cancel([group])
+        while records.live_group(await self._board.fresh(), learner.site.group) is not None:
+            await self._in_time(learner, deadline, "its group of before does not end")
+        documents = tasks.group(learner.site, list(gathering.starts), learner.launch.attempt)
+        by_name = {each.name: each.secrets for each in gathering.starts.values()}
+        secrets = [by_name[document["name"]] for document in documents[1:]]
+        return await self._client.submit_group(documents, secrets), True
+
+    async def _with_learner(self, start: Start, gathering: _Gathering, deadline: float) -> int:
+        """Come with a learner that is being started, else join the group that is there."""
+        while not gathering.group.done():
+            if (LEARNER, 0) not in gathering.starts:
+                group = records.live_group(await self._board.jobs(), start.site.group)
+                if group is not None and (LEARNER, 0) not in gathering.starts:
+                    del gathering.starts[start.key]
+                    return await self._again(start, group)
+            if time.monotonic() > deadline:
+                gathering.starts.pop(start.key, None)
+                raise CapacityError(f"{start.name}: its run has no learner yet")
+            await asyncio.wait({gathering.group}, timeout=self._board.poll_s)
+        group, fresh = gathering.group.result()
+        return group if fresh else await self._again(start, group)
+
+    async def _again(self, start: Start, group: int) -> int:
+        """A gateway of a group that goes on: its own job if that does, else a member that joins."""
+        mine = records.newest(await self._board.fresh(), start.name, group)
+        if mine is not None and not mine.over:
+            return mine.job_id
+        return await self._joined(start, group)
 
     async def _group(self, start: Start, deadline: float) -> int:
         """The run's group, once it is there."""

@@ -44,11 +44,11 @@ class Site:
     def group(self) -> str:
         return names.group_name(self.owner, self.run_id)
 
-    @property
-    def hard_limit_s(self) -> int:
-        """When a machine's work is ended, whoever is alive."""
-        hours = self.config.max_hours or UNLIMITED_HOURS
-        return int(hours * 3600 + self.config.drain_s + _SLACK_S)
+
+def hard_limit_s(config: LauncherConfig) -> int:
+    """When a machine's work is ended, whoever is alive."""
+    hours = config.max_hours or UNLIMITED_HOURS
+    return int(hours * 3600 + config.drain_s + _SLACK_S)
 
 
 def site_of(launch: Launch, owner: str, registry: str, workdir: str) -> Site:
@@ -107,18 +107,13 @@ def _watched(site: Site, key: Key) -> Watched:
         registry=site.registry,
         port=sky.port,
         public=sky.network == "public",
-        hard_limit_s=site.hard_limit_s,
+        hard_limit_s=hard_limit_s(site.config),
         evaluate=site.mode is RunMode.EVAL_ONLY,
     )
 
 
 def _resources(site: Site, service: str, machines: Machines) -> Document:
-    found: Document = {}
-    candidates = [_machine(machine) for machine in machines.candidates]
-    if len(candidates) == 1:
-        found.update(candidates[0])
-    else:
-        found["any_of" if machines.any_of else "ordered"] = candidates
+    found = resources_of(machines)
     sky = site.config.sky
     if sky.network == "public" and service in (LEARNER, GATEWAY):
         found["ports"] = [sky.port]
@@ -132,8 +127,12 @@ def _resources(site: Site, service: str, machines: Machines) -> Document:
     return found
 
 
-def _machine(machine: Machine) -> Document:
-    return machine.model_dump(exclude_defaults=True)
+def resources_of(machines: Machines) -> Document:
+    """One candidate, or the list of them."""
+    candidates = [machine.model_dump(exclude_defaults=True) for machine in machines.candidates]
+    if len(candidates) == 1:
+        return candidates[0]
+    return {"any_of" if machines.any_of else "ordered": candidates}
 
 
 def _labels(site: Site, service: str) -> dict[str, str]:
@@ -152,7 +151,7 @@ def _slurm_limits(site: Site, machines: Machines) -> Document:
     clouds = {cloud_of(machine) for machine in machines.candidates}
     if "slurm" not in clouds or site.config.max_hours is None:
         return {}
-    minutes, seconds = divmod(site.hard_limit_s, 60)
+    minutes, seconds = divmod(hard_limit_s(site.config), 60)
     hours, minutes = divmod(minutes, 60)
     return {"slurm": {"sbatch_options": {"time": f"{hours:02}:{minutes:02}:{seconds:02}"}}}
 
