@@ -10,15 +10,21 @@ import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+
+import grpc.aio
 
 from flotilla.launcher.v1 import registry_service_pb2_grpc, run_service_pb2_grpc
 from services.common import log, rpc
 from services.launcher import address_file
 from services.launcher.adapters.local import LocalBackend
-from services.launcher.launcher import Launcher
+from services.launcher.adapters.registries import RunRegistries
+from services.launcher.launcher import Equipment, Launcher
+from services.launcher.ports import Backend, BackendError, Backends, Hooks
 from services.launcher.service import RegistryService, RunService
-from services.launcher.store import Store
+from services.launcher.store import LedgerError, Store
+from services.launcher.tell import Teller
 
 _CLOSE_GRACE_S = 30.0
 _IDLE_CHECK_S = 0.5
@@ -50,12 +56,25 @@ def alone(runs: Path) -> Generator[bool]:
         yield True
 
 
-async def serve(runs: Path, listen: str, idle_exit: float | None) -> None:
-    """Tidy up after a dead launcher, then serve until told to stop."""
-    stop = asyncio.Event()
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a launcher serves."""
+
+    runs: Path
+    listen: str
+    idle_exit: float | None
+    backends: Backends
+    hooks: Hooks
+
+
+async def serve(options: Options) -> None:
+    """Take over what a dead launcher left, then serve until told to stop."""
+    stop, runs = asyncio.Event(), options.runs
     token = secrets.token_urlsafe(32)
     store = Store(runs / "launcher.sqlite")
-    launcher = Launcher(runs, store, LocalBackend(runs), token)
+    # Registries need the launcher, which needs registries.
+    registries = RunRegistries(runs, lambda run_id, server: add_registry(launcher, run_id, server))
+    launcher = Launcher(runs, store, Equipment(options.backends, registries, options.hooks))
 
     def on_signal() -> None:
         if stop.is_set():
@@ -67,16 +86,39 @@ async def serve(runs: Path, listen: str, idle_exit: float | None) -> None:
     await launcher.recover()
     server = rpc.server(token=token)
     run_service_pb2_grpc.add_RunServiceServicer_to_server(RunService(launcher), server)
-    registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(
-        RegistryService(launcher), server
-    )
-    async with rpc.serving(server, listen, grace_s=1.0) as serving:
-        launcher.registry = serving.address
+    teller = Teller(store, options.hooks.observers)
+    watches = [asyncio.create_task(teller.run()), asyncio.create_task(launcher.watch_for_leaks())]
+    async with rpc.serving(server, options.listen, grace_s=1.0) as serving:
         serving.set_serving(True)
         with address_file.written(runs, serving.address, token):
-            await _until_told(stop, launcher, idle_exit)
+            await _until_told(stop, launcher, options.idle_exit)
             await launcher.close(_CLOSE_GRACE_S)
+    for watch in watches:
+        watch.cancel()
+    await asyncio.gather(*watches, return_exceptions=True)
+    await teller.tell()
     store.close()
+
+
+def add_registry(launcher: Launcher, run_id: str, server: grpc.aio.Server) -> None:
+    registry = RegistryService(launcher, run_id=run_id)
+    registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(registry, server)
+
+
+def backends(runs: Path) -> Backends:
+    """What `launcher.backend` may name."""
+    return {"local": lambda: LocalBackend(runs), "sky": lambda: _sky(runs)}
+
+
+def _sky(runs: Path) -> Backend:
+    try:
+        from services.launcher.adapters.sky import SkyBackend
+    except ImportError as error:
+        raise BackendError(
+            "launcher.backend = 'sky' needs SkyPilot, which is not in this environment: run"
+            f" `make sky` and start the launcher with .venv-sky/bin/python ({error})"
+        ) from error
+    return SkyBackend(runs)
 
 
 async def _until_told(stop: asyncio.Event, launcher: Launcher, idle_exit: float | None) -> None:
@@ -91,7 +133,7 @@ async def _until_told(stop: asyncio.Event, launcher: Launcher, idle_exit: float 
 
 
 def main() -> int:
-    """Exit codes: 0 stopped as told, 1 another launcher has the folder."""
+    """Exit codes: 0 stopped as told, 1 another launcher has the folder, or it cannot be kept."""
     given = arguments().parse_args()
     runs = Path(given.runs).resolve()
     runs.mkdir(parents=True, exist_ok=True)
@@ -100,7 +142,12 @@ def main() -> int:
         if not alone_here:
             print(f"error: another launcher is running for {runs}", file=sys.stderr)
             return 1
-        asyncio.run(serve(runs, given.listen, given.idle_exit))
+        options = Options(runs, given.listen, given.idle_exit, backends(runs), Hooks())
+        try:
+            asyncio.run(serve(options))
+        except (BackendError, LedgerError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
     return 0
 
 

@@ -49,6 +49,8 @@ class LauncherConfig(Model):
     start_timeout_s: float = Field(default=1800.0, gt=0)
     # How long draining may take before processes are killed.
     drain_s: float = Field(default=60.0, gt=0)
+    # How long it is looked for what a run may have left, before a leak is suspected.
+    clean_s: float = Field(default=600.0, ge=0)
     heartbeat_interval_s: float = Field(default=1.0, gt=0)
     # A replica silent for so long is reported; only the end of its process counts as its death.
     silent_after_s: float = Field(default=30.0, gt=0)
@@ -63,6 +65,9 @@ class LauncherConfig(Model):
             backoff_max_s=self.backoff_max_s,
             start_timeout_s=self.start_timeout_s,
             drain_s=self.drain_s,
+            attempts=self.sky.provision.attempts,
+            attempt_backoff_s=self.sky.provision.backoff_s,
+            clean_s=self.clean_s,
         )
 
     def replicas(self) -> dict[str, int]:

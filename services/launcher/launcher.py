@@ -1,11 +1,11 @@
-"""What a launcher does with runs: plan, start, resume, scale, stop, clean up after a dead one."""
+"""What a launcher does with runs: plan, start, resume, scale, stop, take over from a dead one."""
 
 import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,19 +14,44 @@ from grpc import StatusCode
 from services.common import log
 from services.common.config import ConfigError
 from services.common.errors import ServiceError
+from services.launcher import books, budget, preflight
 from services.launcher import plan as plans
-from services.launcher import preflight
 from services.launcher.adopt import adopted, what_is_gone
+from services.launcher.config import LauncherConfig
+from services.launcher.launches import NOWHERE, launch_of
 from services.launcher.plan import BadSpecError, Plan
-from services.launcher.ports import Backend, BackendError, Launch, Offer
-from services.launcher.runs import LEARNER, ReplicaState, Run, RunMode, RunState
+from services.launcher.ports import (
+    NO_HOOKS,
+    Backend,
+    BackendError,
+    Backends,
+    BackendUnreachable,
+    Evidence,
+    Hooks,
+    Launch,
+    Offer,
+    Registries,
+)
+from services.launcher.runs import (
+    LEARNER,
+    Cleanup,
+    Cost,
+    Note,
+    Outcome,
+    ReplicaState,
+    Run,
+    RunMode,
+    RunState,
+    Unit,
+)
 from services.launcher.store import Store, StoredRun
-from services.launcher.supervise import Supervisor, Surroundings, replica_body
+from services.launcher.supervise import Supervisor, Surroundings
 
 DOMAIN = "launcher.flotilla"
 # How long what a dead launcher left may take to drain.
 ORPHAN_GRACE_S = 20.0
 MAX_REPLICAS = 256
+REAP_EVERY_S = 300.0
 _log = log.get_logger(__name__)
 
 
@@ -36,52 +61,110 @@ def refuse(
     return ServiceError(code, reason, message, domain=DOMAIN, metadata=metadata)
 
 
+@dataclass(frozen=True, slots=True)
+class Equipment:
+    """With what a launcher does its work."""
+
+    backends: Backends
+    registries: Registries
+    hooks: Hooks = NO_HOOKS
+
+
 class Launcher:
     """All runs of one runs folder."""
 
-    def __init__(self, folder: Path, store: Store, backend: Backend, token: str) -> None:
+    def __init__(self, folder: Path, store: Store, equipment: Equipment) -> None:
         self.folder = folder
         self.store = store
-        self.registry = ""
-        self._backend = backend
-        self._token = token
+        self.idle_since = time.monotonic()
+        self._equipment = equipment
+        self._backends: dict[str, Backend] = {}
         self._starting = asyncio.Lock()
         self._active: dict[str, Supervisor] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
-        self.idle_since = time.monotonic()
+
+    def backend(self, name: str) -> Backend:
+        """Raises BackendError where it cannot be had here."""
+        if name not in self._backends:
+            self._backends[name] = self._equipment.backends[name]()
+        return self._backends[name]
 
     async def recover(self) -> list[str]:
-        """End what a dead launcher left running; its runs are stopped, and resumable."""
+        """Take over the runs of a launcher that died, and end what runs here of no run; returns
+        the names of that. Raises BackendError."""
         left = [stored for stored in self.store.newest() if not stored.run.state.ended]
-        known = [r.unit for s in left for r in s.run.replicas.values() if r.unit is not None]
-        orphans = await self._backend.orphans(known)
-        await asyncio.gather(*(self._backend.end(unit, ORPHAN_GRACE_S) for unit in orphans))
         for stored in left:
-            await self._backend.clean(stored.run.run_id)
-            self._close_books(stored.run, RunState.STOPPED, "its launcher died; resume it")
+            self.backend(stored.run.backend)
+        for stored in left:
+            await self._take_over(stored)
+        return await self._end_orphans(left)
+
+    async def _take_over(self, stored: StoredRun) -> None:
+        run_id = stored.run.run_id
+        try:
+            config = plans.read_spec(stored.spec_json).config
+        except (BadSpecError, ConfigError) as error:
+            # What runs of it is of no run now, and is ended.
+            self._close_books(stored.run, f"this launcher cannot read its spec: {error}")
+            return
+        now = time.time()
+        self.store.add_event(run_id, now, "message", {"text": "another launcher took over"})
+        await self._supervise(stored, config)
+        _log.info("took over", run_id=run_id, state=stored.run.state.value)
+
+    async def _end_orphans(self, left: list[StoredRun]) -> list[str]:
+        backend = self.backend("local")
+        known = [r.unit for s in left for r in s.run.replicas.values() if r.unit is not None]
+        kept = _kept(stored for stored in left if stored.run.run_id in self._active)
+        found = await backend.orphans(known)
+        orphans = [unit for unit in found if not kept(unit)]
+        await asyncio.gather(*(backend.end(unit, ORPHAN_GRACE_S) for unit in orphans))
         if orphans:
             _log.warning("ended orphans", names=[unit.name for unit in orphans])
         return [unit.name for unit in orphans]
 
-    def _close_books(self, run: Run, state: RunState, error: str) -> None:
+    def _close_books(self, run: Run, error: str) -> Run:
+        """Write down that a run has failed with its launcher, which knows nothing of its remains
+        but what `cleanup` says."""
         over = [
             replace(r, state=ReplicaState.STOPPED, unit=None, address="")
             for r in run.replicas.values()
             if not r.state.over
         ]
-        now = time.time()
-        with self.store.transaction():
-            self.store.save(replace(run, state=state, error=error), over, now)
-            for replica in over:
-                self.store.add_event(run.run_id, now, "replica", replica_body(replica))
-            self.store.add_event(run.run_id, now, "message", {"text": error})
-            self.store.add_event(run.run_id, now, "state", {"state": state})
+        ended = replace(run.put(over), state=RunState.FAILED, outcome=Outcome.FAILED, error=error)
+        books.write(self.store, run, ended, [Note(error)], error, [])
+        return ended
+
+    async def watch_for_leaks(self) -> None:
+        """Now and then end what is of no run, wherever that is. Until cancelled."""
+        while True:
+            await asyncio.sleep(REAP_EVERY_S)
+            await self.reap()
+
+    async def reap(self) -> None:
+        """End what is of no run, and look again for what ended runs were suspected to have left."""
+        for name, backend in self._backends.items():
+            try:
+                reaped = await backend.reap(frozenset(self._active))
+                if reaped:
+                    _log.warning("reaped", backend=name, names=reaped)
+                for stored in self.store.suspects(name):
+                    await self._look_again(backend, stored.run)
+            except BackendUnreachable as error:
+                _log.warning("cannot look for leaks", backend=name, why=str(error))
+
+    async def _look_again(self, backend: Backend, run: Run) -> None:
+        evidence = await backend.clean(run.run_id)
+        if evidence.gone and run.run_id not in self._active:
+            sure = replace(run, cleanup=Cleanup.VERIFIED, cleanup_detail=evidence.detail)
+            books.write(self.store, run, sure, [Note("no leak: nothing is left")], "reaped", [])
+            await self._equipment.registries.close(run.run_id, forget=True)
 
     async def plan(self, spec_json: str) -> tuple[Plan, list[tuple[Launch, int, Offer]]]:
         """Say what a spec would start: for each service one launch, how many, and on what."""
         plan = await self._checked(spec_json)
-        return plan, self._offers(plan, self.folder / plan.name)
+        return plan, await self._offers(plan, self.folder / plan.name)
 
     async def _checked(self, spec_json: str) -> Plan:
         try:
@@ -91,25 +174,20 @@ class Launcher:
             raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", str(error)) from error
         return plan
 
-    def _offers(self, plan: Plan, run_dir: Path) -> list[tuple[Launch, int, Offer]]:
+    async def _offers(self, plan: Plan, run_dir: Path) -> list[tuple[Launch, int, Offer]]:
+        run = Run(run_id=run_dir.name, name=plan.name, wanted=plan.config.replicas())
         offers: list[tuple[Launch, int, Offer]] = []
-        for service, replicas in plan.config.replicas().items():
-            key = (service, 0)
-            launch = Launch(
-                run_id=run_dir.name,
-                key=key,
-                command=plans.replica_command(
-                    plan.config.modules, key, run_dir, self.registry, RunMode.TRAIN
-                ),
-                secrets={},
-                log=plans.log_path(run_dir, key),
-                gpus=plan.config.gpus()[service],
-            )
+        for service, replicas in run.wanted.items():
+            launch = launch_of(run, (service, 0), plan.config, plan.text, run_dir, NOWHERE)
             try:
-                offers.append((launch, replicas, self._backend.offer(launch)))
+                offer = await self.backend(plan.config.backend).offer(launch)
             except BackendError as error:
-                message = f"launcher.{service}.gpus: {error}"
+                message = f"launcher.{service}: {error}"
                 raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", message) from error
+            except BackendUnreachable as error:
+                message = f"the backend cannot be asked: {error}"
+                raise refuse(StatusCode.UNAVAILABLE, "BACKEND_UNREACHABLE", message) from error
+            offers.append((launch, replicas, offer))
         return offers
 
     async def start(self, request_id: str, spec_json: str, mode: RunMode, resume: str) -> str:
@@ -123,11 +201,19 @@ class Launcher:
             known = self.store.request(request_id)
             if known is not None:
                 return _same_request(request_id, known, digest)
-            plan, run_id = await self._prepare(spec_json, mode, resume)
-            self._begin(plan, run_id, mode, request_id, digest)
+            plan, run_id, prices = await self._prepare(spec_json, mode, resume)
+            run_dir = self.folder / run_id
+            run_dir.mkdir(exist_ok=True)
+            (run_dir / plans.SPEC_FILE).write_text(plan.text)
+            with self.store.transaction():
+                stored = self._write_begin(plan, run_id, mode, prices)
+                self.store.remember(request_id, digest, run_id)
+            await self._supervise(stored, plan.config)
         return run_id
 
-    async def _prepare(self, spec_json: str, mode: RunMode, resume: str) -> tuple[Plan, str]:
+    async def _prepare(
+        self, spec_json: str, mode: RunMode, resume: str
+    ) -> tuple[Plan, str, dict[str, float]]:
         if self._closing:
             raise refuse(StatusCode.UNAVAILABLE, "CLOSING", "this launcher is closing down")
         stored = self._resumable(resume, mode, spec_json) if resume else None
@@ -137,8 +223,13 @@ class Launcher:
             raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", message)
         taken = self.store.run_ids() | {path.name for path in self.folder.iterdir()}
         run_id = resume or plans.run_id(plan.name, datetime.now(UTC), taken)
-        self._offers(plan, self.folder / run_id)
-        return plan, run_id
+        offers = await self._offers(plan, self.folder / run_id)
+        prices = {launch.key[0]: offer.dollars_per_hour or 0.0 for launch, _, offer in offers}
+        try:
+            budget.check(plan.config, prices, stored.run.cost.accrued if stored else 0.0)
+        except budget.OverBudgetError as error:
+            raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", str(error)) from error
+        return plan, run_id, prices
 
     def _resumable(self, run_id: str, mode: RunMode, spec_json: str) -> StoredRun:
         stored = self.store.get(run_id) or adopted(self.folder, run_id) or self.get(run_id)
@@ -154,18 +245,35 @@ class Launcher:
             raise refuse(StatusCode.FAILED_PRECONDITION, "NOT_RESUMABLE", message)
         return stored
 
-    def _begin(self, plan: Plan, run_id: str, mode: RunMode, request_id: str, digest: str) -> None:
-        run_dir = self.folder / run_id
-        run_dir.mkdir(exist_ok=True)
-        (run_dir / plans.SPEC_FILE).write_text(plan.text)
-        run = Run(run_id=run_id, name=plan.name, wanted=plan.config.replicas(), mode=mode)
-        now = time.time()
-        with self.store.transaction():
-            self.store.begin(run, plan.text, now)
-            self.store.remember(request_id, digest, run_id)
-            self.store.add_event(run_id, now, "state", {"state": run.state})
-        around = Surroundings(self._backend, self.store, run_dir, self.registry, self._token)
-        supervisor = Supervisor(run, plan.config, around)
+    def _write_begin(
+        self, plan: Plan, run_id: str, mode: RunMode, prices: dict[str, float]
+    ) -> StoredRun:
+        now, known = time.time(), self.store.get(run_id)
+        run = Run(
+            run_id=run_id,
+            name=plan.name,
+            wanted=plan.config.replicas(),
+            mode=mode,
+            backend=plan.config.backend,
+            cost=known.run.cost if known else Cost(),
+            metered=now,
+        )
+        self.store.begin(run, plan.text, now, prices)
+        self.store.add_event(run_id, now, "state", {"state": run.state})
+        return self.get(run_id)
+
+    async def _supervise(self, stored: StoredRun, config: LauncherConfig) -> None:
+        run_id = stored.run.run_id
+        registry = await self._equipment.registries.open(run_id, config, stored.registry)
+        self.store.save_registry(run_id, registry.address)
+        around = Surroundings(
+            self.backend(config.backend),
+            self.store,
+            self.folder / run_id,
+            registry,
+            self._equipment.hooks,
+        )
+        supervisor = Supervisor(stored, config, around)
         self._active[run_id] = supervisor
         task = asyncio.create_task(self._see_through(supervisor), name=f"run {run_id}")
         self._tasks.add(task)
@@ -178,15 +286,26 @@ class Launcher:
         # Whatever the defect is, it must not leave processes that nobody watches.
         except Exception as error:  # noqa: BLE001
             _log.exception("supervision failed", run_id=run_id)
-            units = [r.unit for r in supervisor.run.replicas.values() if r.unit is not None]
-            await asyncio.gather(*(self._backend.kill(unit) for unit in units))
-            self._close_books(supervisor.run, RunState.FAILED, f"the launcher failed: {error!r}")
-            supervisor.run = replace(supervisor.run, state=RunState.FAILED)
+            supervisor.run = await self._give_up(supervisor, f"the launcher failed: {error!r}")
         finally:
             del self._active[run_id]
             self.idle_since = time.monotonic()
             # Whoever watches ends only when nothing more can happen.
             supervisor.changed.notify()
+            verified = supervisor.run.cleanup is Cleanup.VERIFIED
+            await self._equipment.registries.close(run_id, forget=verified)
+
+    async def _give_up(self, supervisor: Supervisor, error: str) -> Run:
+        run, backend = supervisor.run, self.backend(supervisor.config.backend)
+        units = [r.unit for r in run.replicas.values() if r.unit is not None]
+        try:
+            await asyncio.gather(*(backend.kill(unit) for unit in units))
+            evidence = await backend.clean(run.run_id)
+        except BackendUnreachable as unreachable:
+            evidence = Evidence(False, f"the backend cannot be asked: {unreachable}")
+        cleanup = Cleanup.VERIFIED if evidence.gone else Cleanup.LEAK_SUSPECTED
+        run = replace(run, cleanup=cleanup, cleanup_detail=evidence.detail)
+        return self._close_books(run, error)
 
     def get(self, run_id: str) -> StoredRun:
         stored = self.store.get(run_id)
@@ -205,7 +324,7 @@ class Launcher:
     def scale(self, run_id: str, service: str, replicas: int) -> None:
         stored = self.get(run_id)
         supervisor = self.active(run_id)
-        if supervisor is None or supervisor.run.state is RunState.DRAINING:
+        if supervisor is None or supervisor.run.ending:
             state = supervisor.run.state if supervisor else stored.run.state
             message = f"run {run_id} is {state}: nothing to scale"
             raise refuse(StatusCode.FAILED_PRECONDITION, "RUN_ENDED", message)
@@ -239,7 +358,21 @@ class Launcher:
     def hurry(self) -> None:
         """End all runs now."""
         for supervisor in self._active.values():
-            supervisor.stop(0.0)
+            supervisor.hurry()
+
+
+def _kept(taken: Iterable[StoredRun]) -> Callable[[Unit], bool]:
+    """Tells units of runs that were taken over from others. A replica whose unit is not known yet
+    may be any that carries its name."""
+    units: set[str] = set()
+    names: set[str] = set()
+    for stored in taken:
+        for replica in stored.run.replicas.values():
+            if replica.unit is not None:
+                units.add(replica.unit.name)
+            elif not replica.state.over:
+                names.add(f"{stored.run.run_id}/{replica.label}")
+    return lambda unit: unit.name in units or unit.name.partition("#")[0] in names
 
 
 def _same_request(request_id: str, known: tuple[str, str], digest: str) -> str:

@@ -139,6 +139,30 @@ class Backend(Protocol):
 Backends = Mapping[str, Callable[[], Backend]]
 
 
+class Registry(Protocol):
+    """Where a run's replicas register, and what they need to be let in."""
+
+    @property
+    def address(self) -> str: ...
+
+    def secrets(self, service: str) -> Mapping[str, str]:
+        """Environment of a replica of this service: the run's token, and its part of TLS."""
+        ...
+
+
+class Registries(Protocol):
+    """Serves a registry for each run, which only the run's own processes may call."""
+
+    async def open(self, run_id: str, config: LauncherConfig, remembered: str) -> Registry:
+        """Serve a run, where it was served before if that is remembered and still free. A run has
+        the token that it had, or a new one."""
+        ...
+
+    async def close(self, run_id: str, *, forget: bool) -> None:
+        """Serve it no more; with `forget` its token and certificates are gone for ever."""
+        ...
+
+
 class UnitPhase(StrEnum):
     """Where a replica's machine is on its way, as its watcher says."""
 
@@ -220,3 +244,15 @@ class Meter(Protocol):
     """Called every minute and whenever a replica comes or goes. Pure."""
 
     def __call__(self, tick: Tick) -> Verdict: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """Whom a launcher asks and tells. All are optional."""
+
+    gate: Gate | None = None
+    meter: Meter | None = None
+    observers: tuple[Observer, ...] = ()
+
+
+NO_HOOKS = Hooks()

@@ -16,7 +16,7 @@ from flotilla.launcher.v1 import (
     run_service_pb2_grpc,
 )
 from services.common.rpc import duration, seconds
-from services.launcher import codec, logs, unit_service
+from services.launcher import budget, clock, codec, logs, unit_service
 from services.launcher.launcher import Launcher, refuse
 from services.launcher.registry import ReplacedError
 from services.launcher.supervise import Supervisor, UnregisteredError
@@ -74,14 +74,14 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
     ) -> AsyncIterator[run_service_pb2.WatchRunResponse]:
         deadline = time.monotonic() + self._stream_age_s
         last = request.after_event
-        self._launcher.get(request.run_id)
+        spec_json = self._launcher.get(request.run_id).spec_json
         while True:
             supervisor = self._launcher.active(request.run_id)
             change = supervisor.changed.next if supervisor else None
             events = self._launcher.store.events(request.run_id, last, _EVENTS_PER_READ)
             for event in events:
                 last = event.number
-                yield codec.event(event)
+                yield codec.event(event, spec_json)
             if events:
                 continue
             if change is None:
@@ -164,16 +164,19 @@ def _check_age(deadline: float) -> None:
 
 
 class RegistryService(registry_service_pb2_grpc.RegistryServiceServicer):
-    """Tells services where their peers are, and what to do."""
+    """Tells services where their peers are, and what to do; with `run_id` those of one run."""
 
-    def __init__(self, launcher: Launcher, stream_age_s: float = STREAM_AGE_S) -> None:
+    def __init__(
+        self, launcher: Launcher, stream_age_s: float = STREAM_AGE_S, *, run_id: str = ""
+    ) -> None:
         self._launcher = launcher
         self._spools = unit_service.Spools(launcher)
         self._stream_age_s = stream_age_s
+        self._run_id = run_id
 
     def _supervisor(self, run_id: str) -> Supervisor:
         supervisor = self._launcher.active(run_id)
-        if supervisor is None:
+        if supervisor is None or self._run_id not in ("", run_id):
             message = f"no run {run_id!r} is active here"
             raise refuse(StatusCode.NOT_FOUND, "UNKNOWN_RUN", message)
         return supervisor
@@ -183,7 +186,7 @@ class RegistryService(registry_service_pb2_grpc.RegistryServiceServicer):
     ) -> registry_service_pb2.RegisterResponse:
         supervisor = self._supervisor(request.run_id)
         try:
-            supervisor.register(codec.member(request, time.monotonic()))
+            supervisor.register(codec.member(request, clock.now()))
         except ReplacedError as error:
             raise _replaced(request.service, request.replica) from error
         config = supervisor.config
@@ -206,7 +209,10 @@ class RegistryService(registry_service_pb2_grpc.RegistryServiceServicer):
         except UnregisteredError as error:
             message = f"{request.service}-{request.replica} is not registered; register first"
             raise refuse(StatusCode.NOT_FOUND, "UNKNOWN_REPLICA", message) from error
-        return registry_service_pb2.HeartbeatResponse(command=codec.COMMANDS[command])
+        return registry_service_pb2.HeartbeatResponse(
+            command=codec.COMMANDS[command],
+            metrics=budget.metrics(supervisor.run.cost, supervisor.progress.metrics),
+        )
 
     async def ResolvePeers(
         self, request: registry_service_pb2.ResolvePeersRequest, context: Context
