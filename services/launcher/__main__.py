@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc.aio
@@ -19,7 +19,9 @@ from flotilla.launcher.v1 import registry_service_pb2_grpc, run_service_pb2_grpc
 from services.common import log, rpc
 from services.launcher import address_file
 from services.launcher.adapters.local import LocalBackend
+from services.launcher.adapters.messengers import notifying
 from services.launcher.adapters.registries import RunRegistries
+from services.launcher.budget import meter
 from services.launcher.launcher import Equipment, Launcher
 from services.launcher.ports import Backend, BackendError, Backends, Hooks
 from services.launcher.service import RegistryService, RunService
@@ -100,6 +102,13 @@ async def serve(options: Options) -> None:
     store.close()
 
 
+async def serve_and_notify(options: Options) -> None:
+    """Serve, and tell people what becomes of the runs, the last word included."""
+    async with notifying(options.runs) as notifier:
+        hooks = replace(options.hooks, observers=(*options.hooks.observers, notifier))
+        await serve(replace(options, hooks=hooks))
+
+
 def add_registry(launcher: Launcher, run_id: str, server: grpc.aio.Server) -> None:
     registry = RegistryService(launcher, run_id=run_id)
     registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(registry, server)
@@ -142,9 +151,9 @@ def main() -> int:
         if not alone_here:
             print(f"error: another launcher is running for {runs}", file=sys.stderr)
             return 1
-        options = Options(runs, given.listen, given.idle_exit, backends(runs), Hooks())
+        options = Options(runs, given.listen, given.idle_exit, backends(runs), Hooks(meter=meter))
         try:
-            asyncio.run(serve(options))
+            asyncio.run(serve_and_notify(options))
         except (BackendError, LedgerError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 1

@@ -82,18 +82,14 @@ def estimate(prices: Mapping[str, float], replicas: Mapping[str, int]) -> float:
     return sum(prices.get(service, 0.0) * count for service, count in replicas.items())
 
 
-def check(
-    config: LauncherConfig,
-    prices: Mapping[str, float],
-    replicas: Mapping[str, int],
-    accrued: float = 0.0,
-) -> None:
-    """Whether the run may begin: one hour of it must fit into what is left of `max_cost`.
+def check(config: LauncherConfig, prices: Mapping[str, float], accrued: float) -> None:
+    """Whether a run that has cost so much may begin: one hour more must fit into `max_cost`.
 
     Raises OverBudgetError.
     """
     if config.max_cost is None:
         return
+    replicas = config.replicas()
     hourly = estimate(prices, replicas)
     left = config.max_cost - accrued
     if hourly <= left and left > 0:

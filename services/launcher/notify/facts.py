@@ -27,7 +27,7 @@ def facts_of(
 ) -> Facts:
     """`before` is what the first evaluation said."""
     run, prices = stored.run, stored.prices
-    known = any(service in prices for service in run.wanted)
+    known = any(prices.values())
     log = tail(runs / run.run_id, run.error, config.notify.tail_lines) if with_log else ""
     return Facts(
         run_id=run.run_id,

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.launcher import budget
-from services.launcher.config import LauncherConfig
+from services.launcher.config import LauncherConfig, ServiceShape
 from services.launcher.ports import Tick, Verdict
 from services.launcher.runs import Cost, Outcome, Replica, Run, RunState, Unit
 
@@ -128,27 +128,26 @@ def test_machines_without_a_price_cost_nothing_and_run_for_ever() -> None:
 
 @pytest.mark.parametrize(
     ("max_cost", "accrued", "starts"),
-    [(None, 99.0, True), (12.0, 0.0, True), (11.99, 0.0, False), (20.0, 8.1, False)],
+    [(None, 99.0, True), (12.5, 0.0, True), (12.49, 0.0, False), (20.0, 8.1, False)],
 )
 def test_a_run_starts_only_if_one_hour_of_it_fits_into_what_is_left(
     max_cost: float | None, accrued: float, starts: bool
 ) -> None:
-    config = LauncherConfig(max_cost=max_cost)
-    replicas = {"learner": 1, "rollout": 2}
+    config = LauncherConfig(max_cost=max_cost, rollout=ServiceShape(replicas=2))
     if starts:
-        budget.check(config, PRICES, replicas, accrued)
+        budget.check(config, PRICES, accrued)
         return
     with pytest.raises(budget.OverBudgetError) as caught:
-        budget.check(config, PRICES, replicas, accrued)
+        budget.check(config, PRICES, accrued)
     message = str(caught.value)
-    assert message.startswith("launcher.max_cost: one hour costs $12.00")
+    assert message.startswith("launcher.max_cost: one hour costs $12.50")
     assert "1 learner at $8.00, 2 rollout at $2.00" in message
     assert ("are spent" in message) == bool(accrued)
 
 
 def test_a_run_that_has_spent_its_budget_does_not_start_again_even_where_nothing_costs() -> None:
     with pytest.raises(budget.OverBudgetError, match="no prices"):
-        budget.check(LauncherConfig(max_cost=5.0), {}, {"learner": 1}, 5.0)
+        budget.check(LauncherConfig(max_cost=5.0), {}, 5.0)
 
 
 def test_the_learner_is_told_what_a_thousand_trajectories_cost() -> None:
