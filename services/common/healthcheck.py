@@ -40,8 +40,9 @@ async def ask(address: str, tls: Tls | None, timeout_s: float) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(argv)
+    folder = given.tls_dir if given.tls_dir and given.tls_dir.exists() else None
     try:
-        reason = asyncio.run(ask(given.address, read_tls(given.tls_dir), given.timeout))
+        reason = asyncio.run(ask(given.address, read_tls(folder), given.timeout))
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return WRONG
@@ -56,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--address", default=f"127.0.0.1:{PORT}", metavar="HOST:PORT", help="(%(default)s)")
-    add("--tls-dir", type=Path, help=f"what the service has (default: ${TLS_VARIABLE})")
+    add("--tls-dir", type=Path, help=f"as the service's; if it is there (or ${TLS_VARIABLE})")
     add("--timeout", type=float, default=5.0, metavar="SECONDS", help="(%(default)s)")
     return parser
 
