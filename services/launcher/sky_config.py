@@ -72,8 +72,8 @@ class SkyConfig(Model):
     # `private`: all machines share a network. `public`: they reach each other by public addresses
     # and opened ports; weights go by files or gRPC.
     network: Literal["private", "public"] = "private"
-    # Port of the learner and the gateway on their machines.
-    port: int = Field(default=50051, ge=1, le=65535)
+    # Port of the learner and the gateway on their machines; weights are served at the next one.
+    port: int = Field(default=50051, ge=1, le=65534)
     learner: Machines = Machines()
     env_gateway: Machines = Machines()
     rollout: Machines = Machines()

@@ -114,6 +114,8 @@ class WeightsConfig(Model):
     network: Literal["private", "public"] = "private"
     # Port of WeightService, for machines that are reached at opened ports only; 0 is any free one.
     port: int = Field(default=0, ge=0, le=65535)
+    # HOST or HOST:PORT at which engines reach it; absent: the learner's host, and that port.
+    advertise: str | None = None
 
 
 class LearnerConfig(Model):

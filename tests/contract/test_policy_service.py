@@ -70,7 +70,10 @@ async def test_a_worker_that_attaches_is_told_of_the_newest_policy(tmp_path: Pat
     ],
 )
 async def test_over_a_public_network_weights_go_by_grpc_alone(
-    tmp_path: Path, network: str, transports: list[pb.Transport], chosen: pb.Transport | None
+    tmp_path: Path,
+    network: str,
+    transports: list[pb.Transport.ValueType],
+    chosen: pb.Transport.ValueType | None,
 ) -> None:
     config = make_config(tmp_path, weights={"network": network})
     async with learner(tmp_path, config, weight_server="192.0.2.9:7") as running:

@@ -14,6 +14,7 @@ RUNS_FOLDER = "runs"
 _KILL_AFTER_S = 60
 _ADDRESS = "ADDRESS"
 _OUTSIDE = "OUTSIDE"
+_WEIGHTS = "WEIGHTS"
 # Names itself to others: what it is reached by is only known once it runs.
 _WHO_AM_I = "https://checkip.amazonaws.com"
 
@@ -70,6 +71,11 @@ def _service(watched: Watched) -> tuple[str, ...]:
     return command
 
 
+def weights_port(port: int) -> int:
+    """Where a learner that listens on `port` serves weights, which is a process of its own."""
+    return port + 1
+
+
 def _serves_outside(watched: Watched) -> bool:
     """A rollout calls the others, and is called by nobody beyond its machine."""
     return watched.public and watched.key[0] != ROLLOUT
@@ -81,16 +87,30 @@ def _who_am_i(watched: Watched) -> list[str]:
         return [f'{_ADDRESS}="$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"']
     if not _serves_outside(watched):
         return []
-    port = watched.port
-    return [
-        f'{_OUTSIDE}="${{RUNPOD_PUBLIC_IP:-${{PUBLIC_IPADDR:-$(curl -fsS {_WHO_AM_I})}}}}"',
-        f'{_OUTSIDE}="${_OUTSIDE}:${{RUNPOD_TCP_PORT_{port}:-${{VAST_TCP_PORT_{port}:-{port}}}}}"',
-    ]
+    lines = [f'{_OUTSIDE}="${{RUNPOD_PUBLIC_IP:-${{PUBLIC_IPADDR:-$(curl -fsS {_WHO_AM_I})}}}}"']
+    if watched.key[0] == LEARNER:
+        lines.append(f'{_WEIGHTS}="${_OUTSIDE}:{_mapped(weights_port(watched.port))}"')
+    return [*lines, f'{_OUTSIDE}="${_OUTSIDE}:{_mapped(watched.port)}"']
+
+
+def _mapped(port: int) -> str:
+    """Shell for the port outside that is `port` here."""
+    return f"${{RUNPOD_TCP_PORT_{port}:-${{VAST_TCP_PORT_{port}:-{port}}}}}"
 
 
 def _addresses(watched: Watched) -> list[str]:
     """Arguments with shell variables in them."""
     if _serves_outside(watched):
-        return [f"--listen=0.0.0.0:{watched.port}", f'--advertise="${_OUTSIDE}"']
+        listen = [f"--listen=0.0.0.0:{watched.port}", f'--advertise="${_OUTSIDE}"']
+        return [*listen, *_weights(watched)] if watched.key[0] == LEARNER else listen
     # On Slurm several replicas may share a machine, so its ports are not ours to choose.
     return ["--listen=127.0.0.1:0" if watched.public else f'--listen="${_ADDRESS}:0"']
+
+
+def _weights(watched: Watched) -> list[str]:
+    """Over a public network they go by gRPC under TLS, and from a port that is opened."""
+    return [
+        "--learner.weights.network=public",
+        f"--learner.weights.port={weights_port(watched.port)}",
+        f'--learner.weights.advertise="${_WEIGHTS}"',
+    ]

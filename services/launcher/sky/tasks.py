@@ -10,7 +10,7 @@ from services.launcher.ports import Launch
 from services.launcher.runs import GATEWAY, LEARNER, Key, RunMode
 from services.launcher.sky import names, secret_names
 from services.launcher.sky.candidates import cloud_of, machines_of, of_attempt
-from services.launcher.sky.script import Watched, run_script
+from services.launcher.sky.script import Watched, run_script, weights_port
 from services.launcher.sky_config import Machine, Machines
 
 Document = dict[str, Any]
@@ -43,6 +43,11 @@ class Site:
     @property
     def group(self) -> str:
         return names.group_name(self.owner, self.run_id)
+
+    @property
+    def groups(self) -> tuple[str, str]:
+        """What the run's group may be called: by its learner if that is alone in it."""
+        return self.group, self.name((LEARNER, 0))
 
 
 def hard_limit_s(config: LauncherConfig) -> int:
@@ -77,8 +82,9 @@ def task(site: Site, key: Key, attempt: int = 1) -> Document:
 
 def group(site: Site, keys: list[Key], attempt: int = 1) -> list[Document]:
     """The Job Group of a run: header, learner, gateways. When the learner ends, all end."""
+    # SkyPilot gives the only task of a group the group's name, and then misses its own.
     header: Document = {
-        "name": site.group,
+        "name": site.group if len(keys) > 1 else site.name((LEARNER, 0)),
         "execution": "parallel",
         "primary_tasks": [site.name((LEARNER, 0))],
         "termination_delay": {"default": _TERMINATION_DELAY},
@@ -116,7 +122,7 @@ def _resources(site: Site, service: str, machines: Machines) -> Document:
     found = resources_of(machines)
     sky = site.config.sky
     if sky.network == "public" and service in (LEARNER, GATEWAY):
-        found["ports"] = [sky.port]
+        found["ports"] = [sky.port, weights_port(sky.port)] if service == LEARNER else [sky.port]
     found["labels"] = _labels(site, service)
     if sky.mode == "group":
         # A replica that crashes is the watcher's and the launcher's business; SkyPilot replaces

@@ -21,14 +21,15 @@ _CLOSE_SECONDS = 5.0
 def start_of(runtime: Runtime[LearnerConfig]) -> Start:
     """Beside the learner: on the same host, for the same callers."""
     host, _ = split(runtime.listen, "listen")
-    outer = runtime.advertise
+    config, outer = runtime.config.weights, runtime.advertise
+    # Without its port, which is the learner's own.
+    outer = split(advertised(host, 0, outer), "advertised")[0] if outer else None
     return Start(
         run_id=runtime.run_id,
         token=runtime.token,
         tls=runtime.tls.to_text() if runtime.tls else None,
-        listen=joined(host, runtime.config.weights.port),
-        # Without its port, which is the learner's own.
-        advertise=split(advertised(host, 0, outer), "advertised")[0] if outer else None,
+        listen=joined(host, config.port),
+        advertise=config.advertise or outer,
     )
 
 
