@@ -1,16 +1,21 @@
 """The code that a run's machines get: one commit, exported once, the same for every replica."""
 
+import json
 import shutil
 import subprocess
 import tarfile
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from services.launcher.sky import belongings
 from services.launcher.sky.script import SPEC_FILE
 
 FOLDER = "code"
 _MARK = ".commit"
+# SkyPilot leaves out what .gitignore names, unless there is one of its own.
+_IGNORE = ".skyignore"
 
 
 class CodeError(Exception):
@@ -43,7 +48,19 @@ def pinned(run_dir: Path, root: Path, commit: str | None, spec_json: str) -> Cod
             " its replicas must all run the same code, so leave it out or start a new run"
         )
     (folder / SPEC_FILE).write_text(spec_json, encoding="utf-8")
+    _bring(json.loads(spec_json or "{}"), root, folder)
     return Code(folder, wanted)
+
+
+def _bring(spec: dict[str, Any], root: Path, folder: Path) -> None:
+    missing = belongings.bring(spec, root, folder)
+    tasks = spec.get("learner", {}).get("tasks")
+    if tasks in missing:
+        raise CodeError(
+            f"learner.tasks: {root / tasks} is not there, so machines would not get it; run the"
+            " spec's [[prepare]] commands, as flotilla train does, or write an absolute path if"
+            " the machines have it themselves"
+        )
 
 
 def pinned_commit(run_dir: Path) -> str | None:
@@ -86,6 +103,7 @@ def _export(root: Path, commit: str, folder: Path) -> None:
         with tarfile.open(archive) as tar:
             tar.extractall(tree, filter="data")
         (tree / _MARK).write_text(f"{commit}\n")
+        (tree / _IGNORE).touch()
         shutil.move(tree, folder)
 
 
