@@ -101,14 +101,14 @@ class Groups:
     ) -> tuple[int, bool]:
         """The learner's group, and whether it was submitted now, with all that were gathered."""
         jobs = await self._board.fresh()
-        group = records.live_group(jobs, learner.site.group)
+        group = records.live_group(jobs, learner.site.groups)
         if group is not None:
             mine = records.newest(jobs, learner.name, group)
             if mine is not None and not mine.over:
                 return group, False
             # A group whose learner has ended is ending itself.
             await self._client.cancel([group])
-        while records.live_group(await self._board.fresh(), learner.site.group) is not None:
+        while records.live_group(await self._board.fresh(), learner.site.groups) is not None:
             await self._in_time(learner, deadline, "its group of before does not end")
         documents = tasks.group(learner.site, list(gathering.starts), learner.launch.attempt)
         by_name = {each.name: each.secrets for each in gathering.starts.values()}
@@ -119,7 +119,7 @@ class Groups:
         """Come with a learner that is being started, else join the group that is there."""
         while not gathering.group.done():
             if (LEARNER, 0) not in gathering.starts:
-                group = records.live_group(await self._board.jobs(), start.site.group)
+                group = records.live_group(await self._board.jobs(), start.site.groups)
                 if group is not None and (LEARNER, 0) not in gathering.starts:
                     del gathering.starts[start.key]
                     return await self._again(start, group)
@@ -140,7 +140,7 @@ class Groups:
     async def _group(self, start: Start, deadline: float) -> int:
         """The run's group, once it is there."""
         while True:
-            group = records.live_group(await self._board.jobs(), start.site.group)
+            group = records.live_group(await self._board.jobs(), start.site.groups)
             if group is not None:
                 return group
             await self._in_time(start, deadline, "its run has no learner yet")

@@ -1,6 +1,6 @@
 """What SkyPilot says of jobs and clusters, in the launcher's words, and what it means, pure."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -100,9 +100,9 @@ def newest(jobs: Iterable[Job], task: str, since: int = 0) -> Job | None:
     return max(found, key=lambda job: job.job_id, default=None)
 
 
-def live_group(jobs: Iterable[Job], group: str) -> int | None:
-    """The id of a run's group, while any of its declared tasks goes on."""
-    live = [job.job_id for job in jobs if job.name == group and not job.over]
+def live_group(jobs: Iterable[Job], group: Container[str]) -> int | None:
+    """The id of a run's group by its possible names, while any of its declared tasks goes on."""
+    live = [job.job_id for job in jobs if job.name in group and not job.over]
     return max(live, default=None)
 
 
