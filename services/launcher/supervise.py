@@ -131,7 +131,8 @@ class Supervisor:
         dues = [next_due(self.run, now), self._metering.next_due(self.run)]
         patience = min([_LOOK_AROUND_S, *(due - now for due in dues if due is not None)])
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), patience)
+            async with asyncio.timeout(patience):
+                await self._wake.wait()
 
     async def _act(self, action: Action, tasks: asyncio.TaskGroup) -> None:
         match action:

@@ -47,8 +47,10 @@ class Post:
         while True:
             self._wake.clear()
             await self.deliver()
+            # Not wait_for: it swallows a cancellation that comes together with the event.
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), self._patience())
+                async with asyncio.timeout(self._patience()):
+                    await self._wake.wait()
 
     async def deliver(self) -> None:
         """Send all that is due now, to all targets at once, in order for each."""
