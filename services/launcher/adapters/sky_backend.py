@@ -23,6 +23,7 @@ from services.launcher.sky.ports import Client
 from services.launcher.sky.prices import Catalog
 
 _POLL_S = 5.0
+_GATHER_S = 1.0
 SKY_HOME = Path("~/.sky")
 
 
@@ -32,13 +33,21 @@ class SkyBackend:
     `root` is the working tree whose commit the machines get.
     """
 
-    def __init__(self, runs: Path, root: Path, client: Client, *, poll_s: float = _POLL_S) -> None:
+    def __init__(
+        self,
+        runs: Path,
+        root: Path,
+        client: Client,
+        *,
+        poll_s: float = _POLL_S,
+        gather_s: float = _GATHER_S,
+    ) -> None:
         self._runs = runs.resolve()
         self._root = root
         self._owner = names.owner_of(runs)
         self._offers = Offerer(self._owner, Catalog(SKY_HOME.expanduser()))
         board = Board(client, poll_s)
-        self._groups = Groups(client, board)
+        self._groups = Groups(client, board, gather_s)
         # Each look at a cluster's job is a call to its machine.
         self._clusters = Clusters(client, 2 * poll_s)
         self._sweeper = Sweeper(client, board, self._owner)

@@ -15,8 +15,6 @@ from services.launcher.sky import names, records, tasks
 from services.launcher.sky.ports import Client
 from services.launcher.sky.records import Job, Stage
 
-# Replicas of one run are started in one turn; whoever comes later joins as a member of its own.
-_GATHER_S = 1.0
 _UNKNOWN_S = 120.0
 _CANCELLED = -15
 _KILLED = -9
@@ -55,15 +53,22 @@ class _Gathering:
 
 
 class Groups:
-    """Starts, watches and ends members of groups, by the names of their tasks."""
+    """Starts, watches and ends members of groups, by the names of their tasks.
 
-    def __init__(self, client: Client, board: Board) -> None:
+    Replicas of one run are started in one turn: a learner waits for `gather_s` for its gateways,
+    and who comes later joins as a member of its own.
+    """
+
+    def __init__(self, client: Client, board: Board, gather_s: float) -> None:
         self._client = client
         self._board = board
+        self._gather_s = gather_s
         self._gathering: dict[str, _Gathering] = {}
         # Records of earlier starts under the same name do not count.
         self._since: dict[str, int] = {}
         self._killed: set[str] = set()
+        # Jobs that nobody had machines for, and that were therefore cancelled.
+        self._given_up: set[int] = set()
 
     async def start(self, start: Start) -> None:
         """Returns when the replica's job runs."""
@@ -82,7 +87,7 @@ class Groups:
         gathering.starts[start.key] = start
         if start.key[0] != LEARNER:
             return await self._with_learner(start, gathering, deadline)
-        await asyncio.sleep(_GATHER_S)
+        await asyncio.sleep(self._gather_s)
         del self._gathering[start.launch.run_id]
         try:
             group, fresh = await self._group_of(start, gathering, deadline)
@@ -163,11 +168,13 @@ class Groups:
 
     async def _give_up(self, start: Start, job: Job | None, since: int) -> None:
         stage = job.stage if job is not None else Stage.WAITING
+        missing = stage in (Stage.NO_CAPACITY, Stage.WAITING) or since in self._given_up
         if job is None or not job.over:
             await self._client.cancel([since])
         reason = job.reason if job is not None else ""
         what = f"{start.name}: {reason or stage.value}"
-        if stage in (Stage.NO_CAPACITY, Stage.WAITING):
+        if missing:
+            self._given_up.add(since)
             raise CapacityError(f"{what}; nobody has such a machine now")
         if stage is Stage.REFUSED:
             raise BackendError(what)

@@ -1,6 +1,7 @@
 """The code that a run's machines get: one commit, exported once, the same for every replica."""
 
 import json
+import re
 import shutil
 import subprocess
 import tarfile
@@ -14,6 +15,7 @@ from services.launcher.sky.script import SPEC_FILE
 
 FOLDER = "code"
 _MARK = ".commit"
+_HASH = re.compile(r"[0-9a-f]{7,40}")
 # SkyPilot leaves out what .gitignore names, unless there is one of its own.
 _IGNORE = ".skyignore"
 
@@ -33,23 +35,24 @@ class Code:
 def pinned(run_dir: Path, root: Path, commit: str | None, spec_json: str) -> Code:
     """The code of a run, exported now or when its first replica was started.
 
-    `root` is the working tree of this launcher, `commit` what the spec names. Raises CodeError.
+    `root` is the working tree of this launcher, `commit` what the spec names: names that move, as
+    HEAD does, count once. Raises CodeError.
     """
     folder = run_dir / FOLDER
     known = pinned_commit(run_dir)
-    wanted = _commit(root, commit) if commit or known is None else known
     if known is None:
         if commit is None:
             _refuse_dirty(root)
-        _export(root, wanted, folder)
-    elif known != wanted:
+        known = _commit(root, commit)
+        _export(root, known, folder)
+    elif commit is not None and _HASH.fullmatch(commit) and not known.startswith(commit):
         raise CodeError(
-            f"launcher.sky.commit: run {run_dir.name} has begun with {known}, not with {wanted};"
+            f"launcher.sky.commit: run {run_dir.name} has begun with {known}, not with {commit};"
             " its replicas must all run the same code, so leave it out or start a new run"
         )
     (folder / SPEC_FILE).write_text(spec_json, encoding="utf-8")
     _bring(json.loads(spec_json or "{}"), root, folder)
-    return Code(folder, wanted)
+    return Code(folder, known)
 
 
 def _bring(spec: dict[str, Any], root: Path, folder: Path) -> None:

@@ -66,7 +66,9 @@ def test_an_unknown_commit_and_a_change_of_commit_are_refused(root: Path, tmp_pa
     (root / "main.py").write_text("second\n")
     _git(root, "commit", "--quiet", "--all", "-m", "second")
     with pytest.raises(CodeError, match=f"has begun with {first}"):
-        pinned(tmp_path / "run-1", root, "HEAD", "{}")
+        pinned(tmp_path / "run-1", root, _git(root, "rev-parse", "HEAD"), "{}")
+    for same in (first[:8], "HEAD"):
+        assert pinned(tmp_path / "run-1", root, same, "{}").commit == first
 
 
 def test_a_folder_without_history_has_no_code_to_pin(tmp_path: Path) -> None:
