@@ -4,12 +4,11 @@ import argparse
 import asyncio
 import fcntl
 import os
-import secrets
 import signal
 import sys
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +16,9 @@ import grpc.aio
 
 from flotilla.launcher.v1 import registry_service_pb2_grpc, run_service_pb2_grpc
 from services.common import log, rpc
-from services.launcher import address_file
+from services.common.errors import ConfigError
+from services.common.listen import advertised, is_loopback, split
+from services.launcher import address_file, identity
 from services.launcher.adapters.local import LocalBackend
 from services.launcher.adapters.messengers import notifying
 from services.launcher.adapters.registries import RunRegistries
@@ -39,7 +40,14 @@ def arguments() -> argparse.ArgumentParser:
         epilog="SIGTERM drains all runs and exits; a second one ends them at once.",
     )
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of all runs")
-    parser.add_argument("--listen", default="127.0.0.1:0", help="host:port; port 0 is any free")
+    parser.add_argument(
+        "--listen",
+        default="127.0.0.1:0",
+        help="host:port; port 0 is any free. Beyond loopback launcher.json holds a certificate too",
+    )
+    parser.add_argument(
+        "--advertise", metavar="HOST[:PORT]", help="where clients reach it, if not at --listen"
+    )
     parser.add_argument(
         "--idle-exit", type=float, metavar="SECONDS", help="exit when no run was active for so long"
     )
@@ -64,6 +72,7 @@ class Options:
 
     runs: Path
     listen: str
+    advertise: str | None
     idle_exit: float | None
     backends: Backends
     hooks: Hooks
@@ -72,7 +81,6 @@ class Options:
 async def serve(options: Options) -> None:
     """Take over what a dead launcher left, then serve until told to stop."""
     stop, runs = asyncio.Event(), options.runs
-    token = secrets.token_urlsafe(32)
     store = Store(runs / "launcher.sqlite")
     # Registries need the launcher, which needs registries.
     registries = RunRegistries(runs, lambda run_id, server: add_registry(launcher, run_id, server))
@@ -86,20 +94,32 @@ async def serve(options: Options) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
     await launcher.recover()
-    server = rpc.server(token=token)
-    run_service_pb2_grpc.add_RunServiceServicer_to_server(RunService(launcher), server)
     teller = Teller(store, options.hooks.observers)
     watches = [asyncio.create_task(teller.run()), asyncio.create_task(launcher.watch_for_leaks())]
-    async with rpc.serving(server, options.listen, grace_s=1.0) as serving:
-        serving.set_serving(True)
-        with address_file.written(runs, serving.address, token):
-            await _until_told(stop, launcher, options.idle_exit)
-            await launcher.close(_CLOSE_GRACE_S)
+    async with _reachable(options, launcher):
+        await _until_told(stop, launcher, options.idle_exit)
+        await launcher.close(_CLOSE_GRACE_S)
     for watch in watches:
         watch.cancel()
     await asyncio.gather(*watches, return_exceptions=True)
     await teller.tell()
     store.close()
+
+
+@asynccontextmanager
+async def _reachable(options: Options, launcher: Launcher) -> AsyncGenerator[None]:
+    """Serve RunService, with launcher.json for its clients; beyond loopback under TLS."""
+    own = identity.mint_launcher()
+    server = rpc.server(token=own.token)
+    run_service_pb2_grpc.add_RunServiceServicer_to_server(RunService(launcher), server)
+    alone_here = is_loopback(split(options.listen, "listen")[0])
+    tls = None if alone_here else own.tls(identity.LAUNCHER)
+    client = None if alone_here else own.tls(identity.CLIENT)
+    at = rpc.serving(server, options.listen, tls=tls, advertise=options.advertise, grace_s=1.0)
+    async with at as serving:
+        serving.set_serving(True)
+        with address_file.written(options.runs, serving.address, own.token, client):
+            yield
 
 
 async def serve_and_notify(options: Options) -> None:
@@ -151,10 +171,19 @@ def main() -> int:
         if not alone_here:
             print(f"error: another launcher is running for {runs}", file=sys.stderr)
             return 1
-        options = Options(runs, given.listen, given.idle_exit, backends(runs), Hooks(meter=meter))
+        options = Options(
+            runs=runs,
+            listen=given.listen,
+            advertise=given.advertise,
+            idle_exit=given.idle_exit,
+            backends=backends(runs),
+            hooks=Hooks(meter=meter),
+        )
         try:
+            # Before the runs of a dead launcher are taken over.
+            advertised(split(given.listen, "listen")[0], 0, given.advertise)
             asyncio.run(serve_and_notify(options))
-        except (BackendError, LedgerError) as error:
+        except (BackendError, ConfigError, LedgerError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
     return 0

@@ -18,6 +18,7 @@ from services.common import rpc
 from services.launcher import address_file
 from services.launcher.address_file import Address
 from services.launcher.console.interrupts import Interrupts
+from services.launcher.identity import LAUNCHER
 from services.launcher.logs import last_lines
 
 if TYPE_CHECKING:
@@ -61,7 +62,9 @@ async def connected(
             await asyncio.to_thread(runs.mkdir, parents=True, exist_ok=True)
             own = await _spawn(runs)
             address = await interrupts.unless(_address_of(runs, own))
-        async with rpc.channel(address.address, token=address.token) as channel:
+        async with rpc.channel(
+            address.address, token=address.token, tls=address.tls, peer=LAUNCHER
+        ) as channel:
             stub: Any = RunServiceStub(channel)
             yield Connection(runs, stub, address, own)
             if own is not None and await _busy(stub):
