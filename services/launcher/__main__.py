@@ -140,14 +140,10 @@ def backends(runs: Path) -> Backends:
 
 
 def _sky(runs: Path) -> Backend:
-    try:
-        from services.launcher.adapters.sky import SkyBackend
-    except ImportError as error:
-        raise BackendError(
-            "launcher.backend = 'sky' needs SkyPilot, which is not in this environment: run"
-            f" `make sky` and start the launcher with .venv-sky/bin/python ({error})"
-        ) from error
-    return SkyBackend(runs)
+    from services.launcher.adapters.sky_backend import SkyBackend
+    from services.launcher.adapters.sky_client import SkyClient
+
+    return SkyBackend(runs, root=Path(__file__).parents[2], client=SkyClient())
 
 
 async def _until_told(stop: asyncio.Event, launcher: Launcher, idle_exit: float | None) -> None:
