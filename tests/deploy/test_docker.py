@@ -151,6 +151,6 @@ def test_the_gpu_profile_pins_what_it_names_and_leaves_out_builds_for_cpus() -> 
 
 
 def test_what_sets_up_a_gpu_machine_is_a_script_that_parses() -> None:
-    script = ROOT / "deploy/setup-gpu.sh"
+    script = ROOT / "deploy/setup-machine.sh"
     assert subprocess.run(("bash", "-n", str(script)), check=False).returncode == 0
     assert "requirements/gpu.txt" in script.read_text()

@@ -14,9 +14,9 @@ def named(spec: Mapping[str, Any]) -> list[str]:
 
 
 def bring(spec: Mapping[str, Any], root: Path, folder: Path) -> list[str]:
-    """Copy from `root` what `folder` does not have; returns what is nowhere, as the caller may mind.
+    """Copy from `root` what `folder` does not have; returns what is in neither.
 
-    What is there stays: it is what the run began with.
+    What `folder` has stays: it is what the run began with.
     """
     missing: list[str] = []
     for name in named(spec):
