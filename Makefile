@@ -18,10 +18,14 @@ help:  ## show this list
 
 setup: $(STAMP)  ## create .venv with everything pinned (about 2 GB)
 
+define need-python
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null \
+  || { echo "error: Python 3.11 not found; install it, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+endef
+
 # torch is tried from pip's own configuration first: an unreachable extra index costs minutes.
 $(STAMP): requirements/cpu.txt requirements/torch-cpu.txt pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null \
-	  || { echo "error: Python 3.11 not found; install it, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	$(need-python)
 	@$(PIP) --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "Installing pinned packages into $(VENV) (a few minutes the first time)"
 	@$(PIP) install -qq --no-deps -r requirements/torch-cpu.txt 2>$(VENV)/torch.log \
@@ -40,7 +44,8 @@ $(OPENENV)/.installed: requirements/openenv.txt $(STAMP)
 
 sky: $(SKY)/.installed  ## create .venv-sky, the launcher with SkyPilot (700 MB)
 
-$(SKY)/.installed: requirements/sky.txt pyproject.toml $(STAMP)
+$(SKY)/.installed: requirements/sky.txt pyproject.toml
+	$(need-python)
 	@$(SKY)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(SKY)
 	@echo "Installing pinned packages into $(SKY)"
 	@$(SKY)/bin/python -m pip --disable-pip-version-check install -qq --no-deps -r requirements/sky.txt
@@ -58,7 +63,7 @@ test-full: $(STAMP) $(OPENENV)/.installed  ## the long ones too
 	$(BIN)/python -m pytest -m "not sky"
 
 # Stops what an interrupted session has left, too.
-test-sky: $(SKY)/.installed  ## SkyPilot for real, on a Slurm cluster of namespaces (needs root)
+test-sky: $(SKY)/.installed $(STAMP)  ## SkyPilot for real, on a Slurm cluster of namespaces (needs root)
 	$(SKY)/bin/python -m tests.sky.box install
 	$(SKY)/bin/python -m pytest -m sky tests/sky; code=$$?; \
 	  $(SKY)/bin/python -m tests.sky.box stop && exit $$code

@@ -1,4 +1,4 @@
-"""`python -m tests.sky start|stop|status|run COMMAND...`: a box with SkyPilot from the command line.
+"""`python -m tests.sky start|stop|status|run COMMAND...`: a box with SkyPilot, by hand.
 
 `run` runs a command on the login host, where SkyPilot and the nodes answer.
 """

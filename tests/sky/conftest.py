@@ -1,6 +1,8 @@
 """One box with SkyPilot for all tests of a session that need it."""
 
+import warnings
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
 
 import pytest
@@ -14,4 +16,7 @@ def sky_session() -> Iterator[SkySession]:
     if find_spec("sky") is None:
         pytest.skip("SkyPilot is not in this environment: make test-sky")
     with SkySession() as session, session.inside():
+        with warnings.catch_warnings(action="ignore"):
+            # SkyPilot uses what its dependencies have deprecated.
+            import_module("sky.jobs")
         yield session

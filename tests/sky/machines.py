@@ -1,4 +1,4 @@
-"""Machines of the emulated cloud: a copy-on-write view of this one, behind an address, with sshd."""
+"""Machines of the emulated cloud: copy-on-write views of this one with an address and sshd."""
 
 import shlex
 import subprocess
@@ -165,7 +165,10 @@ class Machine:
         device = Path("/").stat().st_dev
         needed = [path for path in (*needed_by_nodes(), self.layout.base)]
         others = [path for path in needed if path.stat().st_dev != device]
-        return [f"mkdir -p {self._root}{path}; mount --bind {path} {self._root}{path}" for path in others]
+        return [
+            f"mkdir -p {self._root}{path}; mount --bind {path} {self._root}{path}"
+            for path in others
+        ]
 
 
 def _run(*command: str) -> None:

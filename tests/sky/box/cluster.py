@@ -55,17 +55,18 @@ class Box:
     def start(self) -> None:
         """Prepare what is missing, clear what a killed session has left, and start."""
         require()
-        self._take_lock()
+        if self._lock is None:
+            self._take_lock()
         prepare(self.layout)
         self._sweep()
         self._write_files()
         namespaces.connect(self.layout)
         self._spawn(LOGIN, "munged", *self._munged())
-        self._until("munged", (self.layout.run / "munge.sock").exists)
+        self.until("munged", (self.layout.run / "munge.sock").exists)
         self._spawn(LOGIN, "slurmctld", "/usr/sbin/slurmctld", "-D", "-c")
         for node in self.layout.nodes:
             self._start_node(node)
-        self._until("slurm", self._all_idle)
+        self.until("slurm", self._all_idle)
 
     def stop(self) -> None:
         """End everything that runs in the box; raise if anything is left."""
@@ -121,16 +122,17 @@ class Box:
     def revive_node(self, node: str) -> None:
         """A killed node boots again, empty."""
         self._start_node(node)
-        self._until(node, lambda: self._states([node]) == {"idle"})
+        self.until(node, lambda: self._states([node]) == {"idle"})
 
     def _take_lock(self) -> None:
         self.layout.base.mkdir(parents=True, exist_ok=True)
-        self._lock = (self.layout.base / "lock").open("w")
+        lock = (self.layout.base / "lock").open("w")
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self._lock = None
+            lock.close()
             raise BoxError(f"another process has started the box in {self.layout.base}") from None
+        self._lock = lock
 
     def _write_files(self) -> None:
         layout = self.layout
@@ -165,7 +167,7 @@ class Box:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         (base / "spool" / host).mkdir(exist_ok=True)
-        if host != LOGIN:
+        if host != LOGIN and self.layout.runtimes:
             copied = [str(base / "runtime-slurm"), str(folder / ".runtime")]
             subprocess.run(["cp", "-al", *copied], check=True)
 
@@ -213,7 +215,8 @@ class Box:
         options = ("--noheader", "--Node", f"--nodes={','.join(nodes)}", "--format=%t")
         return set(self.slurm("sinfo", *options, check=False).split())
 
-    def _until(self, what: str, reached: Callable[[], bool]) -> None:
+    def until(self, what: str, reached: Callable[[], bool]) -> None:
+        """Wait for something that comes within seconds."""
         deadline = time.monotonic() + _START_S
         while not reached():
             if time.monotonic() > deadline:
@@ -238,6 +241,9 @@ class Box:
             namespaces.delete(name)
         for point in namespaces.mounts_below(self.layout.base):
             namespaces.unmount(point)
+        for folder in (self.layout.base / "machines").glob("*"):
+            # Only ever empty: a machine's files went with its mounts.
+            folder.rmdir()
         user = self._uid()
         for path in _SHARED_MEMORY.iterdir():
             if path.lstat().st_uid == user:

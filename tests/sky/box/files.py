@@ -147,7 +147,7 @@ def profile(layout: Layout) -> str:
 
 
 def enter(layout: Layout, host: str) -> list[str]:
-    """The start of an argv that runs the rest on this host (as its user unless `--root` follows)."""
+    """The start of an argv that runs the rest on this host, as its user unless `--root` follows."""
     namespace = f"/run/netns/{layout.namespace(host)}"
     # `ip netns exec` would mount another /sys, and slurmd dies of that.
     entering = ["nsenter", f"--net={namespace}", "unshare", "--mount", "--uts"]

@@ -32,6 +32,8 @@ class Layout:
     memory_mb: int = 16000
     gpu: str = "h100"
     gpus: int = 2
+    # Without them there is Slurm only: SkyPilot would download what its nodes need.
+    runtimes: bool = True
 
     @property
     def nodes(self) -> list[str]:

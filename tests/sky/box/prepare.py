@@ -24,7 +24,10 @@ PACKAGES = {
 _POLICY = Path("/usr/sbin/policy-rc.d")
 _SYSTEM_PYTHON = "/usr/bin/python3"
 # What SkyPilot installs on a node at its first launch: of Slurm, and of a cloud's machine.
-RUNTIMES = {"runtime-slurm": "requirements-slurm-node.txt", "runtime-machine": "requirements-machine.txt"}
+RUNTIMES = {
+    "runtime-slurm": "requirements-slurm-node.txt",
+    "runtime-machine": "requirements-machine.txt",
+}
 
 
 class BoxError(Exception):
@@ -43,7 +46,8 @@ def require() -> None:
         raise BoxError("a box needs root, because it makes namespaces: run it with sudo")
     if missing := missing_packages():
         raise BoxError(
-            f"Debian packages are missing: apt-get install --no-install-recommends {' '.join(missing)}"
+            "Debian packages are missing: "
+            f"apt-get install --no-install-recommends {' '.join(missing)}"
             " (or: python -m tests.sky.box install)"
         )
     if not Path(_SYSTEM_PYTHON).exists():
@@ -78,6 +82,11 @@ def prepare(layout: Layout) -> None:
     layout.base.chmod(0o755)
     _make_user(layout)
     layout.shim.mkdir(exist_ok=True)
+    if layout.runtimes:
+        _make_runtimes(layout)
+
+
+def _make_runtimes(layout: Layout) -> None:
     uv = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
     if uv is None:
         raise BoxError("uv is missing: it comes with `make sky`")
