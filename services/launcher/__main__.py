@@ -143,7 +143,10 @@ def _sky(runs: Path) -> Backend:
     from services.launcher.adapters.sky_backend import SkyBackend
     from services.launcher.adapters.sky_client import SkyClient
 
-    return SkyBackend(runs, root=Path(__file__).parents[2], client=SkyClient())
+    # An installed launcher has no repository of its own: the one that it was started in counts.
+    here = Path.cwd()
+    root = here if (here / ".git").exists() else Path(__file__).parents[2]
+    return SkyBackend(runs, root=root, client=SkyClient())
 
 
 async def _until_told(stop: asyncio.Event, launcher: Launcher, idle_exit: float | None) -> None:
