@@ -6,6 +6,9 @@ from services.launcher.ports import UnitPhase, UnitReport
 from services.launcher.registry import ReplacedError
 from services.launcher.runs import Key
 
+# Of a watcher whose machine is taken away.
+EXIT_PREEMPTED = 75
+
 
 @dataclass(frozen=True, slots=True)
 class _Heard:
@@ -51,7 +54,10 @@ def news(key: Key, before: UnitReport | None, report: UnitReport) -> str:
         return f"{label} was started again on {report.hostname} ({report.restarts})"
     if before is not None and before.phase is report.phase:
         return ""
-    match report.phase:
+    # One that drained faster than it was told of.
+    preempted = report.exit is not None and report.exit.code == EXIT_PREEMPTED
+    lost = preempted and (before is None or before.phase is not UnitPhase.PREEMPTED)
+    match UnitPhase.PREEMPTED if lost else report.phase:
         case UnitPhase.SETUP:
             return f"{label} has the machine {report.hostname}"
         case UnitPhase.PREEMPTED:

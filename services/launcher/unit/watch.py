@@ -9,10 +9,11 @@ from enum import StrEnum
 
 from services.launcher.ports import UnitPhase
 from services.launcher.runs import EXIT_BAD_CONFIG, KILL_AGAIN_S, Policy
+from services.launcher.units import EXIT_PREEMPTED
 
 # What a command to stop leaves a service, which takes 5 seconds at most to clean up.
 STOP_S = 7.0
-EXIT_SILENCE, EXIT_PREEMPTED = 69, 75
+EXIT_SILENCE = 69
 
 
 class Stage(StrEnum):

@@ -59,6 +59,7 @@ class Watcher:
         self._watch = watch
         self._parts = parts
         self._wake = asyncio.Event()
+        self._news = asyncio.Event()
         self._answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._unit: Unit | None = None
         self._sees: set[asyncio.Task[None]] = set()
@@ -98,8 +99,13 @@ class Watcher:
         self._change(watches.end(self._watch, Cause.ASKED, time.monotonic(), 0.0))
 
     def _change(self, watch: Watch) -> None:
-        self._watch = watch
+        self._put(watch)
         self._wake.set()
+
+    def _put(self, watch: Watch) -> None:
+        before, self._watch = self._watch, watch
+        if (before.phase, before.restarts) != (watch.phase, watch.restarts):
+            self._news.set()
 
     def _check(self, task: asyncio.Task[None]) -> None:
         """A defect in what goes on beside it must not leave the replica unwatched."""
@@ -111,7 +117,8 @@ class Watcher:
         while self._watch.stage is not Stage.OVER:
             self._wake.clear()
             before = self._watch.cause
-            self._watch, action = watches.decide(self._watch, time.monotonic())
+            watch, action = watches.decide(self._watch, time.monotonic())
+            self._put(watch)
             if self._watch.cause is not before:
                 _log.error("the launcher is silent", lease_s=self._watch.lease_s)
             await self._act(action)
@@ -119,9 +126,7 @@ class Watcher:
 
     async def _sleep(self) -> None:
         due = watches.next_due(self._watch)
-        with suppress(TimeoutError):
-            patience = None if due is None else max(0.0, due - time.monotonic())
-            await asyncio.wait_for(self._wake.wait(), patience)
+        await _wait(self._wake, None if due is None else max(0.0, due - time.monotonic()))
 
     async def _act(self, action: Action | None) -> None:
         processes = self._parts.processes
@@ -180,24 +185,14 @@ class Watcher:
             await asyncio.sleep(_NOTICE_S)
 
     async def _report_on(self) -> None:
-        told = None
+        """At once when there is news, and often enough for the lease."""
         while True:
-            word = (self._watch.phase, self._watch.restarts)
-            if word != told and await self._report(self._call_s()):
-                told = word
+            self._news.clear()
+            again_s = min(_REPORT_S, self._watch.lease_s / 5)
+            if not await self._report(self._call_s()):
+                await asyncio.sleep(min(again_s, _AGAIN_S))
                 continue
-            await self._pause(word)
-            if word == (self._watch.phase, self._watch.restarts):
-                # Nothing new, but the lease wants it.
-                told = None
-
-    async def _pause(self, word: object) -> None:
-        """Wait for news, or until it is time to report again."""
-        until = time.monotonic() + min(_REPORT_S, self._watch.lease_s / 5)
-        while time.monotonic() < until:
-            if word != (self._watch.phase, self._watch.restarts):
-                return
-            await asyncio.sleep(min(0.1, self._watch.lease_s / 20))
+            await _wait(self._news, again_s)
 
     def _call_s(self) -> float:
         return min(_CALL_S, self._watch.lease_s / 2)
@@ -231,13 +226,15 @@ class Watcher:
         return UnitReport(watch.phase, how, parts.hostname, watch.restarts)
 
     async def _farewell(self) -> None:
-        """The rest of the log, and how it ended; not for long where nobody has answered lately."""
-        silent = self._watch.cause is Cause.SILENCE
-        limit_s = _MARGIN_S if silent or self._watch.cause is Cause.PREEMPTED else _FAREWELL_S
+        """The rest of the log, and how it ended; not for long where time or launcher is gone."""
+        limit_s = {Cause.SILENCE: 1.0, Cause.PREEMPTED: _MARGIN_S}.get(
+            self._watch.cause or Cause.ASKED, _FAREWELL_S
+        )
+        deadline = time.monotonic() + limit_s
         if not await self._parts.outbox.flush(limit_s):
             _log.warning("the rest of the log stays here", path=str(self._parts.outbox.log))
         with suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(deadline - time.monotonic()):
                 await self._last_word(min(_CALL_S, limit_s))
 
     async def _last_word(self, timeout_s: float) -> None:
@@ -245,3 +242,10 @@ class Watcher:
             if await self._report(timeout_s):
                 return
             await asyncio.sleep(_AGAIN_S)
+
+
+async def _wait(event: asyncio.Event, limit_s: float | None) -> None:
+    """Not wait_for: that one loses a cancellation which comes together with the event."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            await event.wait()
