@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from services.launcher.doctor.children import output_of
-from services.launcher.doctor.results import Finding, fail, first_line, ok
+from services.launcher.doctor.results import Finding, NotApplicableError, fail, first_line, ok
 from services.launcher.doctor.subject import Subject
 from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT
 
@@ -33,6 +33,8 @@ print(json.dumps({"python": list(sys.version_info[:3]), "packages": found}))
 
 
 async def versions(subject: Subject) -> list[Finding]:
+    if not subject.sections:
+        raise NotApplicableError("no service of this project is started")
     python = subject.interpreter()
     code, output, errors = await output_of((python, "-c", _ASK), b"", subject.environ)
     if code != 0:
@@ -105,7 +107,8 @@ def _device(packages: Mapping[str, str], subject: Subject) -> list[Finding]:
     asked = {"learner.rank.device": rank.get("device") == "cuda"}
     asked["rollout.engine.device"] = _engine(subject).get("device") == "gpu"
     keys = [key for key, gpu in asked.items() if gpu]
-    if not keys or "+cpu" not in packages.get("torch", ""):
+    # Machines elsewhere make an environment of their own: that here says nothing of their torch.
+    if subject.backend != "local" or not keys or "+cpu" not in packages.get("torch", ""):
         return []
     what = f"{' and '.join(keys)} ask for a GPU, torch {packages['torch']} is for CPUs"
     return [fail(what, "install the `rollout` and `learner` extras with torch for CUDA")]
