@@ -51,6 +51,8 @@ DOMAIN = "launcher.flotilla"
 # How long what a dead launcher left may take to drain.
 ORPHAN_GRACE_S = 20.0
 MAX_REPLICAS = 256
+# In place of the digest of a request that must begin nothing.
+_CANCELLED = "cancelled"
 REAP_EVERY_S = 300.0
 _log = log.get_logger(__name__)
 
@@ -68,6 +70,15 @@ class Equipment:
     backends: Backends
     registries: Registries
     hooks: Hooks = NO_HOOKS
+
+
+@dataclass(frozen=True, slots=True)
+class Reaped:
+    """What a look for leaks ended; the runs that are still suspected; whom it could not ask."""
+
+    names: list[str]
+    suspected: list[str]
+    unreachable: list[str]
 
 
 class Launcher:
@@ -140,19 +151,32 @@ class Launcher:
         """Now and then end what is of no run, wherever that is. Until cancelled."""
         while True:
             await asyncio.sleep(REAP_EVERY_S)
-            await self.reap()
+            await self.reap(tuple(self._backends))
 
-    async def reap(self) -> None:
-        """End what is of no run, and look again for what ended runs were suspected to have left."""
-        for name, backend in self._backends.items():
+    async def reap(self, names: Iterable[str] | None = None) -> Reaped:
+        """End what is of no run, and look again for what ended runs were suspected to have left; at
+        all backends, or at these."""
+        ended: list[str] = []
+        unreachable: list[str] = []
+        for name in self._equipment.backends if names is None else names:
             try:
-                reaped = await backend.reap(frozenset(self._active))
-                if reaped:
-                    _log.warning("reaped", backend=name, names=reaped)
-                for stored in self.store.suspects(name):
-                    await self._look_again(backend, stored.run)
-            except BackendUnreachable as error:
+                ended += await self._reap_at(name)
+            except (BackendError, BackendUnreachable) as error:
+                unreachable.append(f"{name}: {error}")
                 _log.warning("cannot look for leaks", backend=name, why=str(error))
+        left = [
+            s.run.run_id for name in self._equipment.backends for s in self.store.suspects(name)
+        ]
+        return Reaped(ended, left, unreachable)
+
+    async def _reap_at(self, name: str) -> list[str]:
+        backend = self.backend(name)
+        reaped = await backend.reap(frozenset(self._active))
+        if reaped:
+            _log.warning("reaped", backend=name, names=reaped)
+        for stored in self.store.suspects(name):
+            await self._look_again(backend, stored.run)
+        return reaped
 
     async def _look_again(self, backend: Backend, run: Run) -> None:
         evidence = await backend.clean(run.run_id)
@@ -337,6 +361,15 @@ class Launcher:
             raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_SERVICE", message)
         supervisor.scale(service, replicas)
 
+    async def run_of(self, request_id: str) -> str:
+        """The run that this StartRun began; where it has begun none, it never will."""
+        async with self._starting:
+            known = self.store.request(request_id)
+            if known is None:
+                self.store.remember(request_id, _CANCELLED, "")
+                return ""
+        return known[1]
+
     async def stop(self, run_id: str, grace_s: float) -> RunState:
         """Drain and end a run; returns when it has ended."""
         stored = self.get(run_id)
@@ -377,6 +410,9 @@ def _kept(taken: Iterable[StoredRun]) -> Callable[[Unit], bool]:
 
 def _same_request(request_id: str, known: tuple[str, str], digest: str) -> str:
     known_digest, run_id = known
+    if known_digest == _CANCELLED:
+        message = f"request_id {request_id!r} was cancelled before it began a run"
+        raise refuse(StatusCode.ALREADY_EXISTS, "REQUEST_CONFLICT", message)
     if known_digest != digest:
         message = f"request_id {request_id!r} was used for another request, of run {run_id}"
         raise refuse(StatusCode.ALREADY_EXISTS, "REQUEST_CONFLICT", message)

@@ -121,8 +121,21 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
         self, request: run_service_pb2.StopRunRequest, context: Context
     ) -> run_service_pb2.StopRunResponse:
         grace_s = seconds(request.grace) if request.HasField("grace") else DEFAULT_GRACE_S
-        state = await self._launcher.stop(request.run_id, grace_s)
-        return run_service_pb2.StopRunResponse(state=codec.STATES[state])
+        run_id = request.run_id
+        if request.request_id:
+            run_id = await self._launcher.run_of(request.request_id)
+            if not run_id:
+                return run_service_pb2.StopRunResponse()
+        state = await self._launcher.stop(run_id, grace_s)
+        return run_service_pb2.StopRunResponse(state=codec.STATES[state], run_id=run_id)
+
+    async def Reap(
+        self, request: run_service_pb2.ReapRequest, context: Context
+    ) -> run_service_pb2.ReapResponse:
+        found = await self._launcher.reap()
+        return run_service_pb2.ReapResponse(
+            reaped=found.names, suspected_run_ids=found.suspected, unreachable=found.unreachable
+        )
 
 
 @dataclass(slots=True)

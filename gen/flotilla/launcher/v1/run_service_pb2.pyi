@@ -699,7 +699,12 @@ class StopRunRequest(google.protobuf.message.Message):
 
     RUN_ID_FIELD_NUMBER: builtins.int
     GRACE_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
     run_id: builtins.str
+    request_id: builtins.str
+    """In place of `run_id`: the run that this StartRun began. If it has begun
+    none, it never will.
+    """
     @property
     def grace(self) -> google.protobuf.duration_pb2.Duration:
         """How long draining may take; 60 s when absent. Then processes are killed."""
@@ -709,9 +714,10 @@ class StopRunRequest(google.protobuf.message.Message):
         *,
         run_id: builtins.str = ...,
         grace: google.protobuf.duration_pb2.Duration | None = ...,
+        request_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["grace", b"grace"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["grace", b"grace", "run_id", b"run_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["grace", b"grace", "request_id", b"request_id", "run_id", b"run_id"]) -> None: ...
 
 global___StopRunRequest = StopRunRequest
 
@@ -720,12 +726,56 @@ class StopRunResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     STATE_FIELD_NUMBER: builtins.int
+    RUN_ID_FIELD_NUMBER: builtins.int
     state: global___RunState.ValueType
+    """Unspecified when no run was begun by `request_id`."""
+    run_id: builtins.str
     def __init__(
         self,
         *,
         state: global___RunState.ValueType = ...,
+        run_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["run_id", b"run_id", "state", b"state"]) -> None: ...
 
 global___StopRunResponse = StopRunResponse
+
+@typing.final
+class ReapRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ReapRequest = ReapRequest
+
+@typing.final
+class ReapResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REAPED_FIELD_NUMBER: builtins.int
+    SUSPECTED_RUN_IDS_FIELD_NUMBER: builtins.int
+    UNREACHABLE_FIELD_NUMBER: builtins.int
+    @property
+    def reaped(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What was found and ended, by its name at the backend."""
+
+    @property
+    def suspected_run_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Runs that may still have left something."""
+
+    @property
+    def unreachable(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Backends that could not be asked, and why."""
+
+    def __init__(
+        self,
+        *,
+        reaped: collections.abc.Iterable[builtins.str] | None = ...,
+        suspected_run_ids: collections.abc.Iterable[builtins.str] | None = ...,
+        unreachable: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reaped", b"reaped", "suspected_run_ids", b"suspected_run_ids", "unreachable", b"unreachable"]) -> None: ...
+
+global___ReapResponse = ReapResponse
