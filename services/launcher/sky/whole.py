@@ -15,6 +15,7 @@ CHOICES = {
     "DATA_VERSION": "learner.select.data_version",
 }
 RESUME = "RESUME_RUN_NAME"
+# Without it, wandb keeps what it is told on the machine.
 _OPTIONAL_SECRETS = ("WANDB_API_KEY",)
 
 
@@ -40,8 +41,8 @@ def _secrets(spec: dict[str, Any], config: LauncherConfig) -> dict[str, str | No
     for service in (GATEWAY, LEARNER, ROLLOUT):
         for name in secret_names.of_service(spec, config, service):
             if name not in secret_names.IDENTITY:
-                found[name] = None
-    return {**found, **{name: "" for name in _OPTIONAL_SECRETS if name not in found}}
+                found[name] = "" if name in _OPTIONAL_SECRETS else None
+    return found
 
 
 def _script(spec_path: str, config: LauncherConfig) -> str:

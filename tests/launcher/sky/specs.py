@@ -20,6 +20,15 @@ MACHINES = {
     },
 }
 
+# A catalog of Lambda's, as SkyPilot keeps it.
+VMS = """\
+InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,GpuInfo,SpotPrice
+cpu_4x,,,4.0,16.0,0.2,us-east-1,,
+gpu_1x_h100,H100,1.0,26.0,200.0,2.49,us-east-1,,1.1
+gpu_1x_h100,H100,1.0,26.0,200.0,2.29,us-west-1,,
+gpu_8x_h100,H100,8.0,208.0,1800.0,23.92,us-east-1,,
+"""
+
 
 def config(**sky: Any) -> LauncherConfig:
     whole = {"backend": "sky", "max_hours": 1.0, "sky": {**MACHINES, **sky}}

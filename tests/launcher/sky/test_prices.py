@@ -6,14 +6,8 @@ import pytest
 
 from services.launcher.sky.prices import Catalog
 from services.launcher.sky_config import Machine, Machines
+from tests.launcher.sky.specs import VMS
 
-_VMS = """\
-InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,GpuInfo,SpotPrice
-cpu_4x,,,4.0,16.0,0.2,us-east-1,,
-gpu_1x_h100,H100,1.0,26.0,200.0,2.49,us-east-1,,1.1
-gpu_1x_h100,H100,1.0,26.0,200.0,2.29,us-west-1,,
-gpu_8x_h100,H100,8.0,208.0,1800.0,23.92,us-east-1,,
-"""
 _CONFIG = "slurm: {pricing: {cpu: 0.04, memory: 0.005, accelerators: {H100: 2.5}}}\n"
 
 
@@ -21,7 +15,7 @@ _CONFIG = "slurm: {pricing: {cpu: 0.04, memory: 0.005, accelerators: {H100: 2.5}
 def catalog(tmp_path: Path) -> Catalog:
     folder = tmp_path / "catalogs/v8/lambda"
     folder.mkdir(parents=True)
-    (folder / "vms.csv").write_text(_VMS)
+    (folder / "vms.csv").write_text(VMS)
     (tmp_path / "config.yaml").write_text(_CONFIG)
     return Catalog(tmp_path)
 
