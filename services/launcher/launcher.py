@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +14,7 @@ from grpc import StatusCode
 from services.common import log
 from services.common.config import ConfigError
 from services.common.errors import ServiceError
-from services.launcher import books, budget, preflight
+from services.launcher import budget, leaks, preflight
 from services.launcher import plan as plans
 from services.launcher.adopt import adopted, what_is_gone
 from services.launcher.config import LauncherConfig
@@ -36,20 +36,14 @@ from services.launcher.runs import (
     LEARNER,
     Cleanup,
     Cost,
-    Note,
-    Outcome,
-    ReplicaState,
     Run,
     RunMode,
     RunState,
-    Unit,
 )
 from services.launcher.store import Store, StoredRun
 from services.launcher.supervise import Supervisor, Surroundings
 
 DOMAIN = "launcher.flotilla"
-# How long what a dead launcher left may take to drain.
-ORPHAN_GRACE_S = 20.0
 MAX_REPLICAS = 256
 # In place of the digest of a request that must begin nothing.
 _CANCELLED = "cancelled"
@@ -109,7 +103,8 @@ class Launcher:
             self.backend(stored.run.backend)
         for stored in left:
             await self._take_over(stored)
-        return await self._end_orphans(left)
+        taken = [stored for stored in left if stored.run.run_id in self._active]
+        return await leaks.end_orphans(self.backend("local"), left, taken)
 
     async def _take_over(self, stored: StoredRun) -> None:
         run_id = stored.run.run_id
@@ -117,73 +112,24 @@ class Launcher:
             config = plans.read_spec(stored.spec_json).config
         except (BadSpecError, ConfigError) as error:
             # What runs of it is of no run now, and is ended.
-            self._close_books(stored.run, f"this launcher cannot read its spec: {error}")
+            leaks.abandon(self.store, stored.run, f"this launcher cannot read its spec: {error}")
             return
         now = time.time()
         self.store.add_event(run_id, now, "message", {"text": "another launcher took over"})
         await self._supervise(stored, config)
         _log.info("took over", run_id=run_id, state=stored.run.state.value)
 
-    async def _end_orphans(self, left: list[StoredRun]) -> list[str]:
-        backend = self.backend("local")
-        known = [r.unit for s in left for r in s.run.replicas.values() if r.unit is not None]
-        kept = _kept(stored for stored in left if stored.run.run_id in self._active)
-        found = await backend.orphans(known)
-        orphans = [unit for unit in found if not kept(unit)]
-        await asyncio.gather(*(backend.end(unit, ORPHAN_GRACE_S) for unit in orphans))
-        if orphans:
-            _log.warning("ended orphans", names=[unit.name for unit in orphans])
-        return [unit.name for unit in orphans]
-
-    def _close_books(self, run: Run, error: str) -> Run:
-        """Write down that a run has failed with its launcher, which knows nothing of its remains
-        but what `cleanup` says."""
-        over = [
-            replace(r, state=ReplicaState.STOPPED, unit=None, address="")
-            for r in run.replicas.values()
-            if not r.state.over
-        ]
-        ended = replace(run.put(over), state=RunState.FAILED, outcome=Outcome.FAILED, error=error)
-        books.write(self.store, run, ended, [Note(error)], error, [])
-        return ended
-
     async def watch_for_leaks(self) -> None:
         """Now and then end what is of no run, wherever that is. Until cancelled."""
         while True:
             await asyncio.sleep(REAP_EVERY_S)
-            await self.reap(tuple(self._backends))
+            await self.reap()
 
-    async def reap(self, names: Iterable[str] | None = None) -> Reaped:
-        """End what is of no run, and look again for what ended runs were suspected to have left; at
-        all backends, or at these."""
-        ended: list[str] = []
-        unreachable: list[str] = []
-        for name in self._equipment.backends if names is None else names:
-            try:
-                ended += await self._reap_at(name)
-            except (BackendError, BackendUnreachable) as error:
-                unreachable.append(f"{name}: {error}")
-                _log.warning("cannot look for leaks", backend=name, why=str(error))
-        left = [
-            s.run.run_id for name in self._equipment.backends for s in self.store.suspects(name)
-        ]
-        return Reaped(ended, left, unreachable)
-
-    async def _reap_at(self, name: str) -> list[str]:
-        backend = self.backend(name)
-        reaped = await backend.reap(frozenset(self._active))
-        if reaped:
-            _log.warning("reaped", backend=name, names=reaped)
-        for stored in self.store.suspects(name):
-            await self._look_again(backend, stored.run)
-        return reaped
-
-    async def _look_again(self, backend: Backend, run: Run) -> None:
-        evidence = await backend.clean(run.run_id)
-        if evidence.gone and run.run_id not in self._active:
-            sure = replace(run, cleanup=Cleanup.VERIFIED, cleanup_detail=evidence.detail)
-            books.write(self.store, run, sure, [Note("no leak: nothing is left")], "reaped", [])
-            await self._equipment.registries.close(run.run_id, forget=True)
+    async def reap(self) -> None:
+        """End what is of no run, and look again for what ended runs were suspected to have left."""
+        for name, backend in self._backends.items():
+            for run_id in await leaks.reap(name, backend, self.store, self._active):
+                await self._equipment.registries.close(run_id, forget=True)
 
     async def plan(self, spec_json: str) -> tuple[Plan, list[tuple[Launch, int, Offer]]]:
         """Say what a spec would start: for each service one launch, how many, and on what."""
@@ -329,7 +275,7 @@ class Launcher:
             evidence = Evidence(False, f"the backend cannot be asked: {unreachable}")
         cleanup = Cleanup.VERIFIED if evidence.gone else Cleanup.LEAK_SUSPECTED
         run = replace(run, cleanup=cleanup, cleanup_detail=evidence.detail)
-        return self._close_books(run, error)
+        return leaks.abandon(self.store, run, error)
 
     def get(self, run_id: str) -> StoredRun:
         stored = self.store.get(run_id)
@@ -392,20 +338,6 @@ class Launcher:
         """End all runs now."""
         for supervisor in self._active.values():
             supervisor.hurry()
-
-
-def _kept(taken: Iterable[StoredRun]) -> Callable[[Unit], bool]:
-    """Tells units of runs that were taken over from others. A replica whose unit is not known yet
-    may be any that carries its name."""
-    units: set[str] = set()
-    names: set[str] = set()
-    for stored in taken:
-        for replica in stored.run.replicas.values():
-            if replica.unit is not None:
-                units.add(replica.unit.name)
-            elif not replica.state.over:
-                names.add(f"{stored.run.run_id}/{replica.label}")
-    return lambda unit: unit.name in units or unit.name.partition("#")[0] in names
 
 
 def _same_request(request_id: str, known: tuple[str, str], digest: str) -> str:

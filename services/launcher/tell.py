@@ -40,4 +40,4 @@ class Teller:
                 await observer(stored, event)
             # Whatever an observer's defect is, a run must not suffer from it.
             except Exception:  # noqa: BLE001
-                _log.exception("an observer failed", run_id=stored.run.run_id, event=event.number)
+                _log.exception("an observer failed", run_id=stored.run.run_id, number=event.number)
