@@ -74,6 +74,8 @@ class SkyConfig(Model):
     network: Literal["private", "public"] = "private"
     # Port of the learner and the gateway on their machines; weights are served at the next one.
     port: int = Field(default=50051, ge=1, le=65534)
+    # Leaves out the candidates of all other clouds; those that name none are asked for there.
+    cloud: str | None = Field(default=None, pattern=r"^[a-z0-9]+$")
     learner: Machines = Machines()
     env_gateway: Machines = Machines()
     rollout: Machines = Machines()

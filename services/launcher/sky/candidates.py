@@ -12,7 +12,17 @@ NO_PORTS = frozenset({"slurm", "hyperbolic", "mithril", "verda"})
 
 
 def machines_of(config: SkyConfig, service: str) -> Machines:
-    """The wish of a service."""
+    """The wish of a service, at the one cloud if the spec names one."""
+    wish, cloud = _wish(config, service), config.cloud
+    if cloud is None:
+        return wish
+    there = [machine for machine in wish.candidates if cloud_of(machine) in ("", cloud)]
+    # Where there is none, `check` has refused.
+    kept = [m if m.infra else m.model_copy(update={"infra": cloud}) for m in there or [Machine()]]
+    return wish.model_copy(update={"ordered" if wish.ordered else "any_of": tuple(kept)})
+
+
+def _wish(config: SkyConfig, service: str) -> Machines:
     wishes = {LEARNER: config.learner, GATEWAY: config.env_gateway, ROLLOUT: config.rollout}
     return wishes[service]
 
@@ -25,11 +35,18 @@ def cloud_of(machine: Machine) -> str:
 
 def check(config: SkyConfig, service: str) -> list[str]:
     """What is wrong with a service's candidates, each with its key and the way out."""
-    machines = machines_of(config, service)
+    machines = _wish(config, service)
     key = "any_of" if machines.any_of else "ordered"
     problems: list[str] = []
     if machines.num_nodes > 1 and not (machines.any_of or machines.ordered):
         problems.append(f"launcher.sky.{service}: {_one_machine(machines.num_nodes)}")
+    clouds = {cloud_of(machine) for machine in machines.candidates}
+    if config.cloud is not None and not clouds & {"", config.cloud}:
+        named = ", ".join(sorted(clouds))
+        problems.append(
+            f"launcher.sky.cloud: launcher.sky.{service} has no candidate at {config.cloud!r}; its"
+            f" candidates are at {named}"
+        )
     for index, machine in enumerate(machines.any_of or machines.ordered):
         where = f"launcher.sky.{service}.{key}.{index}"
         problems += [f"{where}: {text}" for text in _refusals(machine, machines, config)]
