@@ -32,8 +32,8 @@ _CAUSES = {
     "CERTIFICATE_VERIFY_FAILED": "its certificate is of another run",
     "WRONG_VERSION_NUMBER": "it speaks plain text: start it with --tls-dir too",
     "Socket closed": (
-        "it hung up: it may want TLS (--tls-dir), or refuse our certificate as of another run or"
-        " expired; its log says which"
+        "it hung up: it ended, wants TLS (--tls-dir), or refuses our certificate as of another run"
+        " or expired; its log says which"
     ),
     "Connection refused": "nothing listens there (any more)",
     "No route to host": "the machine is not reached: look at its network and firewall",

@@ -59,7 +59,7 @@ async def test_all_kinds_of_calls_work_under_tls() -> None:
         ("learner", run().tls("rollout"), "env_gateway", "another service of the run"),
         (None, run().tls("rollout"), "learner", "it speaks plain text"),
         ("learner", other_run().tls("rollout"), "learner", "its certificate is of another run"),
-        ("learner", None, "", "it may want TLS"),
+        ("learner", None, "", "wants TLS (--tls-dir)"),
     ],
 )
 async def test_a_caller_is_told_what_is_likely_wrong(
