@@ -70,6 +70,13 @@ class LauncherConfig(Model):
             clean_s=self.clean_s,
         )
 
+    def patience_s(self) -> float:
+        """How long services go on without a word from the launcher. On other machines it is their
+        watcher that ends them, and a launcher that comes back sooner finds them as they were."""
+        if self.backend == "sky":
+            return max(self.orphan_after_s, self.sky.unit_lease_s)
+        return self.orphan_after_s
+
     def replicas(self) -> dict[str, int]:
         return {
             GATEWAY: self.env_gateway.replicas,

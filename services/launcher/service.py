@@ -205,7 +205,7 @@ class RegistryService(registry_service_pb2_grpc.RegistryServiceServicer):
         config = supervisor.config
         return registry_service_pb2.RegisterResponse(
             heartbeat_interval=duration(config.heartbeat_interval_s),
-            orphan_after=duration(config.orphan_after_s),
+            orphan_after=duration(config.patience_s()),
         )
 
     async def Heartbeat(

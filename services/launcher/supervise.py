@@ -8,6 +8,7 @@ from pathlib import Path
 
 from services.launcher import books, clock, facts, runs
 from services.launcher.carry import Carrier, Means
+from services.launcher.adopt import JOURNAL
 from services.launcher.config import LauncherConfig
 from services.launcher.decide import decide, next_due
 from services.launcher.launches import launch_of
@@ -211,8 +212,10 @@ class Supervisor:
         return self._command(key)
 
     def has_trained(self) -> bool:
-        """Whether the run must never begin anew: its learner has told of a step."""
-        return self._around.store.has_trained(self.run.run_id)
+        """Whether the run must never begin anew: its learner has told of a step, or was here."""
+        around = self._around
+        here = (around.run_dir / JOURNAL).exists()
+        return here or around.store.has_trained(self.run.run_id)
 
     def _command(self, key: Key) -> Command:
         replica = self.run.replicas.get(key)

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from services.launcher.adopt import what_is_gone
+from services.launcher.adopt import JOURNAL, what_is_gone
 from services.launcher.logs import last_lines
 from services.launcher.runs import Policy
 
-_JOURNAL = "journal.sqlite"
 # Exit codes of `services.learner.restore`.
 _RETRYABLE, _NOTHING = 3, 4
 
@@ -70,7 +69,7 @@ class RunFolder:
         raise StoreAwayError(f"{self._lost()}: {self.url} is out of reach")
 
     def _way(self, begun: bool) -> Way:
-        if (self.run_dir / _JOURNAL).exists():
+        if (self.run_dir / JOURNAL).exists():
             return Way.GO_ON
         there = self.run_dir.exists()
         if there and (gone := what_is_gone(self.run_dir.parent, self.run_dir.name)):

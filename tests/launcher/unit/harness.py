@@ -115,8 +115,12 @@ class Machine:
     async def until(self, reached: Callable[[], bool], limit_s: float = 20.0) -> None:
         deadline = time.monotonic() + limit_s
         while not reached():
-            assert time.monotonic() < deadline, f"waited {limit_s} s:\n{self.output}\n{self.log()}"
-            await asyncio.sleep(0.02)
+            assert time.monotonic() < deadline, self.state()
+            await asyncio.sleep(0.1)
+
+    def state(self) -> str:
+        """What people want to see of a test that waits in vain."""
+        return f"waited in vain:\n{self.output[-4000:]}\n{self.log()[-2000:]}"
 
     async def begins(self) -> int:
         """Wait until the launcher has the worker's first line; returns its pid."""

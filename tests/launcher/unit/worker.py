@@ -52,11 +52,11 @@ def count(truth: Path) -> None:
     name = uuid.uuid4().hex[:8]
     with truth.open("a") as file:
         for number in range(1_000_000):
-            line = f"line {name} {number} {'x' * (number % 97) * 10}"
+            line = f"line {name} {number} {'x' * (number % 97)}"
             print(line, flush=True)
             print(line, file=file, flush=True)
-            if number % 50 == 0:
-                time.sleep(0.02)
+            if number % 25 == 0:
+                time.sleep(0.03)
 
 
 if __name__ == "__main__":
