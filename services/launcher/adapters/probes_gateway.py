@@ -28,10 +28,11 @@ from services.launcher.runs import GATEWAY, LEARNER
 
 _OPEN_S = 120.0
 _CALL_S = 30.0
+_CLOSED_S = 10.0
 _AT_ONCE = 4
 # Episodes that have no tools: what the policy answers to the prompt is graded.
 _SINGLE_TURN = "single_turn"
-_BACKEND = "see env_gateway.backends and the gateway's own words above"
+_BACKEND = "correct env_gateway.backends or the task; `flotilla env try` shows more"
 
 
 async def tools(subject: Subject) -> list[Finding]:
@@ -116,14 +117,14 @@ def _judged(env_key: str, task: Mapping[str, Any], ready: pb.EpisodeReady) -> Fi
 
 async def _leaks(stub: Any) -> list[Finding]:
     """Whether every instance that was made is closed again."""
-    until = asyncio.get_running_loop().time() + _CALL_S
+    until = asyncio.get_running_loop().time() + _CLOSED_S
     while True:
         status: pb.GetStatusResponse = await stub.GetStatus(pb.GetStatusRequest(), timeout=_CALL_S)
         left = status.instances_created - status.instances_closed
         if not left and not status.delete_backlog:
             return []
         if asyncio.get_running_loop().time() > until:
-            return [fail(f"{left} canary instances are not closed", "close them at the backend")]
+            return [fail(f"{left} canary instances may not be closed", "end them at the backend")]
         await asyncio.sleep(0.1)
 
 

@@ -1,5 +1,6 @@
 """Asks SkyPilot's API server which clouds it may use. Runs in the launcher's environment."""
 
+import importlib
 import os
 import urllib.error
 import urllib.request
@@ -16,7 +17,7 @@ _HEALTH_S = 5.0
 
 def probe(question: Mapping[str, Any]) -> list[Finding]:
     try:
-        import sky
+        sky: Any = importlib.import_module("sky")
     except ImportError as error:
         return [fail(f"SkyPilot is not installed here ({error})", "make sky")]
     # First by hand: its SDK starts a server of its own where none answers.

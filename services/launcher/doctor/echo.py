@@ -102,7 +102,6 @@ async def _call(address: str, service: str, token: str, tls: Tls | None) -> Find
 
 
 def _named(address: str, error: grpc.aio.AioRpcError) -> Finding:
-    cause = likely_cause(error.details())
-    said = cause or f"{error.code().name}: {error.details()}"
-    ours = bool(cause) or error.code() is grpc.StatusCode.UNAUTHENTICATED
-    return fail(f"{address} does not answer: {said}", _IDENTITY if ours else _FIREWALL)
+    said = likely_cause(error.details()) or f"{error.code().name}: {error.details()}"
+    stranger = error.code() is grpc.StatusCode.UNAUTHENTICATED or "certificate" in said
+    return fail(f"{address} does not answer: {said}", _IDENTITY if stranger else _FIREWALL)

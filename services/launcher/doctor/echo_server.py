@@ -32,7 +32,7 @@ async def serve(listen: str, token: str, tls: Tls | None, *, until_eof: bool) ->
     """Serve until SIGTERM, or until standard input ends: so do those that the doctor starts, even
     where it is killed. Raises ConfigError."""
     server = rpc.server(token=token)
-    handler = grpc.unary_unary_rpc_method_handler(_echo)
+    handler = grpc.unary_unary_rpc_method_handler(_echo, bytes, bytes)
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),)
     )

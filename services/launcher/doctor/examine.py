@@ -25,16 +25,25 @@ async def examine(
     subject: Subject, skip: Collection[str] = (), probes: Sequence[Probe] = PROBES
 ) -> list[Result]:
     """One result for each probe, in their order, after that of the spec itself."""
-    left_out = {*skip, *subject.plan.config.skip_probes}
     try:
         async with asyncio.timeout(_SPEC_LIMIT_S):
             sections, findings = await read_sections(subject)
     except TimeoutError:
         sections, findings = {}, [_late(_SPEC_LIMIT_S)]
-    whole = replace(subject, sections=sections)
-    results = await asyncio.gather(*(_one(probe, whole, left_out) for probe in probes))
+    if wrong := unknown(subject.plan.config.skip_probes):
+        what = f"launcher.skip_probes: there is no probe {wrong[0]!r}"
+        findings = [*findings, fail(what, f"there are {', '.join(p.name for p in PROBES)}")]
     # A spec that is wrong is no matter of taste: it cannot be left out.
-    return [_told(combine(SPEC, findings), subject), *results]
+    about_spec = _told(combine(SPEC, findings), subject)
+    return [about_spec, *await run(replace(subject, sections=sections), probes, skip)]
+
+
+async def run(
+    subject: Subject, probes: Sequence[Probe], skip: Collection[str] = ()
+) -> list[Result]:
+    """One result for each of these probes, of a subject whose sections are known."""
+    left_out = {*skip, *subject.plan.config.skip_probes}
+    return list(await asyncio.gather(*(_one(probe, subject, left_out) for probe in probes)))
 
 
 async def _one(probe: Probe, subject: Subject, left_out: Collection[str]) -> Result:

@@ -8,6 +8,7 @@ from pathlib import Path
 from services.launcher.doctor.children import output_of
 from services.launcher.doctor.results import NotApplicableError, first_line
 from services.launcher.doctor.subject import Subject
+from services.launcher.runs import LEARNER, ROLLOUT
 
 
 class NoPolicyError(Exception):
@@ -18,6 +19,9 @@ async def policy_folder(subject: Subject) -> Path:
     """A folder with the policy's configuration and tokenizer; of a model on the hub, a downloaded
     one without its weights. Raises NoPolicyError, NotApplicableError."""
     policy = subject.shared.policy
+    for service in (LEARNER, ROLLOUT):
+        # Other implementations may make nothing of a policy.
+        subject.section(service)
     if subject.policy_made_later():
         raise NotApplicableError(
             f"{policy.model} is not there yet: `flotilla train` makes it first, by [[prepare]]"

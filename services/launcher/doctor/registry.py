@@ -13,8 +13,8 @@ _DOCTOR, _ADAPTERS = "services.launcher.doctor", "services.launcher.adapters"
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """`local`: it costs nothing and little time, and so also runs before a start on this
-    machine. Before money is spent, all run."""
+    """`local`: it costs little time and starts nothing of its own, and so also runs before a start
+    on this machine. Before money is spent, all run."""
 
     name: str
     what: str
@@ -54,6 +54,7 @@ PROBES = (
         "tokenizer and chat template",
         _lazily(f"{_DOCTOR}.tokenizer", "tokenizer"),
         60.0,
+        local=False,
     ),
     Probe("dataset", "tasks and their versions", _lazily(f"{_DOCTOR}.dataset", "dataset"), 30.0),
     Probe("echo", "gRPC between nodes", _lazily(f"{_DOCTOR}.echo", "echo"), 30.0, local=False),

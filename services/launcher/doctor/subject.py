@@ -85,18 +85,17 @@ async def read_sections(subject: Subject) -> tuple[dict[str, Mapping[str, Any]],
         read = await asyncio.gather(*(_read(subject, service, path) for service in SERVICES))
     sections = {service: section for service, section, _ in read if section is not None}
     findings = [finding for _, _, finding in read if finding is not None]
-    return sections, findings or [ok(f"valid for {', '.join(SERVICES)}")]
+    return sections, findings or [ok(f"valid for {', '.join(sections) or 'the launcher'}")]
 
 
 async def _read(
     subject: Subject, service: str, spec: Path
 ) -> tuple[str, Mapping[str, Any] | None, Finding | None]:
-    modules = subject.plan.config.modules
-    command = (*check_command(modules, service, spec)[:-1], "--print-config")
-    code, output, errors = await output_of(command, b"", subject.environ)
-    if service in modules:
-        # Whatever it prints, the keys of its section are not those that the probes know.
+    if service in subject.plan.config.modules:
+        # Whatever it would print, its keys are not those that the probes know.
         return service, None, None
+    command = (*check_command({}, service, spec)[:-1], "--print-config")
+    code, output, errors = await output_of(command, b"", subject.environ)
     if code != 0:
         said = errors.replace(str(spec), "spec").strip() or f"exited with code {code}"
         return service, None, fail(f"{service}: {said}", "correct the spec")
