@@ -13,6 +13,7 @@ from pathlib import Path
 from services.launcher.adapters.sky_board import Board
 from services.launcher.adapters.sky_cluster import Clusters
 from services.launcher.adapters.sky_group import Groups, Start
+from services.launcher.adapters.sky_prices import prices
 from services.launcher.adapters.sky_sweep import Sweeper
 from services.launcher.ports import BackendError, Evidence, Launch, Offer
 from services.launcher.runs import Exit, Unit
@@ -20,11 +21,9 @@ from services.launcher.sky import names, secret_names
 from services.launcher.sky.code import FOLDER, CodeError, pinned
 from services.launcher.sky.offers import Offerer
 from services.launcher.sky.ports import Client
-from services.launcher.sky.prices import Catalog
 
 _POLL_S = 5.0
 _GATHER_S = 1.0
-SKY_HOME = Path("~/.sky")
 
 
 class SkyBackend:
@@ -45,7 +44,7 @@ class SkyBackend:
         self._runs = runs.resolve()
         self._root = root
         self._owner = names.owner_of(runs)
-        self._offers = Offerer(self._owner, Catalog(SKY_HOME.expanduser()))
+        self._offers = Offerer(self._owner, prices())
         board = Board(client, poll_s)
         self._groups = Groups(client, board, gather_s)
         # Each look at a cluster's job is a call to its machine.
@@ -118,7 +117,7 @@ class SkyBackend:
 
     async def _prepared(self, launch: Launch) -> Start:
         """Everything that can be wrong before a machine is asked for. Raises BackendError."""
-        self._offers.offer(launch, self._code_of(launch.run_id))
+        self._offers.check(launch)
         run_dir, commit = self._runs / launch.run_id, launch.config.sky.commit
         async with self._pinning:
             try:

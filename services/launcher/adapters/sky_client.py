@@ -35,7 +35,7 @@ _NOT_INSTALLED = (
 # The fields of a managed job that are read below.
 _JOB_FIELDS = (
     *("job_id", "task_id", "job_name", "task_name", "status", "schedule_state", "infra"),
-    *("current_cluster_name", "failure_reason"),
+    "failure_reason",
 )
 # SkyPilot lists the clusters of managed jobs to those who debug it, and to nobody else.
 _SHOW_MANAGED = "SKYPILOT_DEBUG"
@@ -232,13 +232,15 @@ def _shown_managed() -> Generator[None]:
 
 
 def _job(record: Any) -> Job:
+    task = record.task_name or record.job_name or ""
     return Job(
         job_id=record.job_id,
         name=record.job_name or "",
-        task=record.task_name or record.job_name or "",
+        task=task,
         status=record.status.value if record.status else "",
         schedule=record.schedule_state or "",
-        cluster=record.current_cluster_name or "",
+        # SkyPilot names it so, and says so nowhere.
+        cluster=f"{task}-{record.job_id}",
         where=record.infra or "",
         reason=record.failure_reason or "",
     )

@@ -8,16 +8,15 @@ from typing import Any
 from services.common.config import canonical_json, load_spec
 from services.common.errors import ConfigError
 from services.launcher import preflight
+from services.launcher.adapters.sky_prices import prices
 from services.launcher.plan import BadSpecError, Plan, log_path, read_spec
 from services.launcher.ports import BackendError, Launch
 from services.launcher.runs import ROLLOUT, SERVICES, Key
 from services.launcher.sky import candidates, offers, tasks
 from services.launcher.sky.code import FOLDER
-from services.launcher.sky.prices import Catalog
 from services.launcher.sky.whole import whole_run
 
 OK, BAD_SPEC = 0, 2
-_SKY_HOME = Path("~/.sky")
 # Stands for the launcher in names: files are the same wherever they are made.
 _OWNER = "run"
 _HEAD = "# Made by: flotilla plan {spec}{flag} --out {folder}\n"
@@ -75,7 +74,7 @@ def _refuse_wishes(read: Plan) -> None:
 
 def _print_machine(read: Plan) -> None:
     machines = read.config.sky.learner
-    price = _catalog().cheapest(machines)
+    price = prices().cheapest(machines)
     shown = ", or ".join(tasks.describe(machine) for machine in machines.candidates)
     print(f"{read.name}: all services on one machine: {shown}; {_dollars(price)}")
 
@@ -103,12 +102,8 @@ def _print_services(read: Plan, runs: Path) -> None:
         )
 
 
-def _catalog() -> Catalog:
-    return Catalog(_SKY_HOME.expanduser())
-
-
 def _offerer() -> offers.Offerer:
-    return offers.Offerer(_OWNER, _catalog())
+    return offers.Offerer(_OWNER, prices())
 
 
 def _launch(read: Plan, runs: Path, key: Key) -> Launch:

@@ -34,11 +34,9 @@ class Offerer:
     prices: Prices
 
     def offer(self, launch: Launch, code: Path) -> Offer:
-        """Raises BackendError with everything that is wrong with the service's candidates."""
+        """Raises BackendError where `check` does."""
+        self.check(launch)
         service = launch.key[0]
-        problems = candidates.check(launch.config.sky, service)
-        if problems:
-            raise BackendError("\n".join(problems))
         site = self.site(launch, code)
         machines = candidates.machines_of(launch.config.sky, service)
         return Offer(
@@ -46,6 +44,12 @@ class Offerer:
             task_yaml=dump([tasks.task(site, launch.key)]),
             dollars_per_hour=self.prices.cheapest(machines),
         )
+
+    def check(self, launch: Launch) -> None:
+        """Raises BackendError with everything that is wrong with the service's candidates."""
+        problems = candidates.check(launch.config.sky, launch.key[0])
+        if problems:
+            raise BackendError("\n".join(problems))
 
     def site(self, launch: Launch, code: Path) -> tasks.Site:
         """What the replicas of a launch's run have in common. Raises BackendError."""

@@ -1,7 +1,7 @@
 """What machines cost, from the catalog that SkyPilot keeps on this machine; SkyPilot not needed."""
 
 import csv
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,7 @@ class Catalog:
     home: Path
 
     def cheapest(self, machines: Machines) -> float | None:
-        """$/h of the candidate that would be taken if all were to be had."""
-        prices = [self.price(machine) for machine in machines.candidates]
-        if machines.ordered:
-            return prices[0]
-        return min((price for price in prices if price is not None), default=None)
+        return cheapest(machines, self.price)
 
     def price(self, machine: Machine) -> float | None:
         """$/h of one machine; None where the catalog shows none that fits."""
@@ -64,6 +60,14 @@ class Catalog:
             return {}
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
         return found if isinstance(found, dict) else {}
+
+
+def cheapest(machines: Machines, price: Callable[[Machine], float | None]) -> float | None:
+    """$/h of the candidate that would be taken if all were to be had."""
+    found = [price(machine) for machine in machines.candidates]
+    if machines.ordered:
+        return found[0]
+    return min((each for each in found if each is not None), default=None)
 
 
 def _region(machine: Machine) -> str:

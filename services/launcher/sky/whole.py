@@ -20,7 +20,8 @@ _OPTIONAL_SECRETS = ("WANDB_API_KEY",)
 
 
 def whole_run(spec_path: str, spec: dict[str, Any], config: LauncherConfig) -> dict[str, Any]:
-    """The task, on the learner's candidates. Secrets are given by `--secret NAME`; what is empty here may be left out."""
+    """The task, on the learner's candidates. Secrets are given by `--secret NAME`; those that are
+    empty here may be left out."""
     sky = config.sky
     machine = tasks.resources_of(sky.learner)
     machine["autostop"] = {"idle_minutes": sky.idle_minutes, "down": True, "wait_for": "jobs"}
