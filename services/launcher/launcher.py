@@ -4,21 +4,19 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from grpc import StatusCode
 
 from services.common import log
 from services.common.config import ConfigError
-from services.common.errors import ServiceError
-from services.launcher import budget, leaks, preflight
+from services.launcher import leaks
 from services.launcher import plan as plans
-from services.launcher.adopt import adopted, what_is_gone
+from services.launcher.admission import Admission, refuse
 from services.launcher.config import LauncherConfig
-from services.launcher.launches import NOWHERE, launch_of
+from services.launcher.leaks import Reaped
 from services.launcher.plan import BadSpecError, Plan
 from services.launcher.ports import (
     NO_HOOKS,
@@ -43,18 +41,11 @@ from services.launcher.runs import (
 from services.launcher.store import Store, StoredRun
 from services.launcher.supervise import Supervisor, Surroundings
 
-DOMAIN = "launcher.flotilla"
 MAX_REPLICAS = 256
 # In place of the digest of a request that must begin nothing.
 _CANCELLED = "cancelled"
 REAP_EVERY_S = 300.0
 _log = log.get_logger(__name__)
-
-
-def refuse(
-    code: StatusCode, reason: str, message: str, metadata: Mapping[str, str] | None = None
-) -> ServiceError:
-    return ServiceError(code, reason, message, domain=DOMAIN, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +57,6 @@ class Equipment:
     hooks: Hooks = NO_HOOKS
 
 
-@dataclass(frozen=True, slots=True)
-class Reaped:
-    """What a look for leaks ended; the runs that are still suspected; whom it could not ask."""
-
-    names: list[str]
-    suspected: list[str]
-    unreachable: list[str]
-
-
 class Launcher:
     """All runs of one runs folder."""
 
@@ -83,6 +65,7 @@ class Launcher:
         self.store = store
         self.idle_since = time.monotonic()
         self._equipment = equipment
+        self._admission = Admission(folder, store, self.backend)
         self._backends: dict[str, Backend] = {}
         self._starting = asyncio.Lock()
         self._active: dict[str, Supervisor] = {}
@@ -123,42 +106,34 @@ class Launcher:
         """Now and then end what is of no run, wherever that is. Until cancelled."""
         while True:
             await asyncio.sleep(REAP_EVERY_S)
-            await self.reap()
+            await self.reap(tuple(self._backends))
 
-    async def reap(self) -> None:
-        """End what is of no run, and look again for what ended runs were suspected to have left."""
-        for name, backend in self._backends.items():
-            for run_id in await leaks.reap(name, backend, self.store, self._active):
-                await self._equipment.registries.close(run_id, forget=True)
+    async def reap(self, names: Iterable[str]) -> Reaped:
+        """End what is of no run at these backends, and look again for what ended runs were
+        suspected to have left."""
+        found = Reaped()
+        for name in names:
+            try:
+                backend = self.backend(name)
+            except BackendError as error:
+                found += Reaped(unreachable=[f"{name}: {error}"])
+                continue
+            found += await leaks.reap(name, backend, self.store, self._active)
+        for run_id in found.cleared:
+            await self._equipment.registries.close(run_id, forget=True)
+        return found
+
+    async def reap_everywhere(self) -> tuple[Reaped, list[str]]:
+        """At every backend that runs here have used; with the runs that are still suspected."""
+        used = {"local"} | {stored.run.backend for stored in self.store.newest()}
+        names = [name for name in self._equipment.backends if name in used]
+        found = await self.reap(names)
+        return found, [s.run.run_id for name in names for s in self.store.suspects(name)]
 
     async def plan(self, spec_json: str) -> tuple[Plan, list[tuple[Launch, int, Offer]]]:
         """Say what a spec would start: for each service one launch, how many, and on what."""
-        plan = await self._checked(spec_json)
-        return plan, await self._offers(plan, self.folder / plan.name)
-
-    async def _checked(self, spec_json: str) -> Plan:
-        try:
-            plan = plans.read_spec(spec_json)
-            await preflight.check(plan)
-        except (BadSpecError, ConfigError) as error:
-            raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", str(error)) from error
-        return plan
-
-    async def _offers(self, plan: Plan, run_dir: Path) -> list[tuple[Launch, int, Offer]]:
-        run = Run(run_id=run_dir.name, name=plan.name, wanted=plan.config.replicas())
-        offers: list[tuple[Launch, int, Offer]] = []
-        for service, replicas in run.wanted.items():
-            launch = launch_of(run, (service, 0), plan.config, plan.text, run_dir, NOWHERE)
-            try:
-                offer = await self.backend(plan.config.backend).offer(launch)
-            except BackendError as error:
-                message = f"launcher.{service}: {error}"
-                raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", message) from error
-            except BackendUnreachable as error:
-                message = f"the backend cannot be asked: {error}"
-                raise refuse(StatusCode.UNAVAILABLE, "BACKEND_UNREACHABLE", message) from error
-            offers.append((launch, replicas, offer))
-        return offers
+        plan = await self._admission.checked(spec_json)
+        return plan, await self._admission.offers(plan, self.folder / plan.name)
 
     async def start(self, request_id: str, spec_json: str, mode: RunMode, resume: str) -> str:
         """Start or resume a run and return its id; a repeat returns the same."""
@@ -171,49 +146,21 @@ class Launcher:
             known = self.store.request(request_id)
             if known is not None:
                 return _same_request(request_id, known, digest)
-            plan, run_id, prices = await self._prepare(spec_json, mode, resume)
+            if self._closing:
+                raise refuse(StatusCode.UNAVAILABLE, "CLOSING", "this launcher is closing down")
+            plan, run_id, prices = await self._admission.admit(spec_json, mode, resume)
             run_dir = self.folder / run_id
             run_dir.mkdir(exist_ok=True)
             (run_dir / plans.SPEC_FILE).write_text(plan.text)
             with self.store.transaction():
                 stored = self._write_begin(plan, run_id, mode, prices)
                 self.store.remember(request_id, digest, run_id)
-            await self._supervise(stored, plan.config)
+            try:
+                await self._supervise(stored, plan.config)
+            except ConfigError as error:
+                leaks.abandon(self.store, stored.run, str(error))
+                raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", str(error)) from error
         return run_id
-
-    async def _prepare(
-        self, spec_json: str, mode: RunMode, resume: str
-    ) -> tuple[Plan, str, dict[str, float]]:
-        if self._closing:
-            raise refuse(StatusCode.UNAVAILABLE, "CLOSING", "this launcher is closing down")
-        stored = self._resumable(resume, mode, spec_json) if resume else None
-        plan = await self._checked(spec_json or (stored.spec_json if stored else ""))
-        if stored is not None and stored.run.name != plan.name:
-            message = f"name: run {resume} is of spec {stored.run.name!r}, not {plan.name!r}"
-            raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", message)
-        taken = self.store.run_ids() | {path.name for path in self.folder.iterdir()}
-        run_id = resume or plans.run_id(plan.name, datetime.now(UTC), taken)
-        offers = await self._offers(plan, self.folder / run_id)
-        prices = {launch.key[0]: offer.dollars_per_hour or 0.0 for launch, _, offer in offers}
-        try:
-            budget.check(plan.config, prices, stored.run.cost.accrued if stored else 0.0)
-        except budget.OverBudgetError as error:
-            raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", str(error)) from error
-        return plan, run_id, prices
-
-    def _resumable(self, run_id: str, mode: RunMode, spec_json: str) -> StoredRun:
-        stored = self.store.get(run_id) or adopted(self.folder, run_id) or self.get(run_id)
-        if not stored.run.state.ended:
-            message = f"run {run_id} is {stored.run.state}; stop it first"
-            raise refuse(StatusCode.ALREADY_EXISTS, "RUN_ACTIVE", message)
-        if gone := what_is_gone(self.folder, run_id):
-            message = f"run {run_id} cannot go on: {gone}; restore it, or start a new run"
-            raise refuse(StatusCode.FAILED_PRECONDITION, "NOT_RESUMABLE", message)
-        complete = stored.run.state is RunState.COMPLETED and stored.run.mode is RunMode.TRAIN
-        if complete and mode is RunMode.TRAIN and not spec_json:
-            message = f"run {run_id} is complete; to go on, give it a spec with more steps"
-            raise refuse(StatusCode.FAILED_PRECONDITION, "NOT_RESUMABLE", message)
-        return stored
 
     def _write_begin(
         self, plan: Plan, run_id: str, mode: RunMode, prices: dict[str, float]
