@@ -9,8 +9,10 @@ from pathlib import Path
 
 import psutil
 
+from services.common.errors import ConfigError
 from services.common.tls import Tls, from_text
 
+REMOTE_VARIABLE = "FLOTILLA_LAUNCHER"
 _NAME = "launcher.json"
 
 
@@ -23,6 +25,7 @@ class Address:
     token: str
     pid: int
     tls: Tls | None = None
+    elsewhere: bool = False
 
 
 @contextmanager
@@ -41,6 +44,26 @@ def written(runs: Path, address: str, token: str, tls: Tls | None = None) -> Gen
         yield
     finally:
         path.unlink(missing_ok=True)
+
+
+def from_environment() -> Address | None:
+    """A launcher elsewhere: the content of its launcher.json, in FLOTILLA_LAUNCHER.
+
+    Raises ConfigError for what is not that, without showing it: it holds secrets.
+    """
+    text = os.environ.get(REMOTE_VARIABLE, "").strip()
+    if not text:
+        return None
+    try:
+        content = json.loads(text)
+        address, token, tls = str(content["address"]), str(content["token"]), content.get("tls")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ConfigError(
+            f"{REMOTE_VARIABLE} is not the content of a launcher's runs/launcher.json"
+        ) from None
+    return Address(
+        address, token, 0, from_text(tls, where=REMOTE_VARIABLE) if tls else None, elsewhere=True
+    )
 
 
 def read(runs: Path) -> Address | None:

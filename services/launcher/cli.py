@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from services.launcher import cli_remote
+
 app = typer.Typer(
     name="flotilla",
     no_args_is_help=True,
@@ -29,6 +31,7 @@ env = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(env)
+cli_remote.add_to(app)
 
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 Runs = Annotated[Path, typer.Option("--runs", help="Folder of all runs.", show_default=True)]

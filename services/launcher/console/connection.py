@@ -45,16 +45,18 @@ class Connection:
     own: asyncio.subprocess.Process | None
 
     def alive(self) -> bool:
-        return address_file.read(self.runs) == self.address
+        """Whether another try is worth it; of a launcher elsewhere nobody can say."""
+        return self.address.elsewhere or address_file.read(self.runs) == self.address
 
 
 @asynccontextmanager
 async def connected(
     runs: Path, interrupts: Interrupts, *, start: bool
 ) -> AsyncGenerator[Connection]:
-    """Talk to the launcher of `runs`. With `start`, one is started where none runs, and stopped in
-    the end unless it has other work. Raises LauncherError."""
-    address, own = address_file.read(runs), None
+    """Talk to the launcher that FLOTILLA_LAUNCHER names, else to that of `runs`. With `start`, one
+    is started where none runs, and stopped in the end unless it has other work. Raises
+    LauncherError."""
+    address, own = address_file.from_environment() or address_file.read(runs), None
     try:
         if address is None:
             if not start:
