@@ -42,7 +42,6 @@ def _config(mode: str = "group", **sky: Any) -> LauncherConfig:
     }
     settings = {
         "mode": mode,
-        "advertise": "10.88.0.1",
         "setup": "echo set up",
         "python": "tests/sky/replica.sh",
         "commit": "HEAD",
@@ -56,7 +55,7 @@ def _config(mode: str = "group", **sky: Any) -> LauncherConfig:
 def _launch(tmp_path: Path, run_id: str, key: Key, config: LauncherConfig) -> Launch:
     log = tmp_path / f"{key[0]}-{key[1]}.log"
     return Launch(
-        run_id, key, (), _SECRETS, log, registry="0.0.0.0:4000", spec_json="{}", config=config
+        run_id, key, (), _SECRETS, log, registry="10.88.0.1:4000", spec_json="{}", config=config
     )
 
 

@@ -11,7 +11,6 @@ from services.launcher.config import LauncherConfig
 from services.launcher.ports import BackendError, Launch, Offer
 from services.launcher.runs import SERVICES, Key
 from services.launcher.sky import candidates, tasks
-from services.launcher.sky.reach import UnreachableHostError, reachable
 from services.launcher.sky_config import Machine, Machines
 
 # What stands in plans for what is known only once a run has begun.
@@ -52,13 +51,8 @@ class Offerer:
             raise BackendError("\n".join(problems))
 
     def site(self, launch: Launch, code: Path) -> tasks.Site:
-        """What the replicas of a launch's run have in common. Raises BackendError."""
-        try:
-            registry = reachable(launch.registry, launch.config.sky.advertise)
-        except UnreachableHostError as error:
-            raise BackendError(str(error)) from error
-        except ValueError:
-            registry = REGISTRY_TO_COME
+        """What the replicas of a launch's run have in common."""
+        registry = launch.registry or REGISTRY_TO_COME
         return tasks.site_of(launch, self.owner, registry, str(code))
 
     def _describe(self, machines: Machines) -> str:
