@@ -7,8 +7,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from services.launcher import books, clock, facts, runs
-from services.launcher.carry import Carrier, Means
 from services.launcher.adopt import JOURNAL
+from services.launcher.carry import Carrier, Means
 from services.launcher.config import LauncherConfig
 from services.launcher.decide import decide, next_due
 from services.launcher.launches import launch_of

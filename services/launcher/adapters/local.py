@@ -25,6 +25,7 @@ MARK = "FLOTILLA_UNIT"
 _POLL_S = 0.1
 # Only a process in an uninterruptible system call takes longer to die.
 _KILL_WAIT_S = 5.0
+_NEWEST = Unit("", started=float("inf"))
 
 
 class LocalBackend:
@@ -164,7 +165,8 @@ class LocalBackend:
         }
 
     def _marked(self) -> dict[str, Unit]:
-        """The replicas of this runs folder that are running, by name; leaders before children."""
+        """The replicas of this runs folder that are running, by name: of each its oldest process,
+        for children may lead sessions of their own, as a learner's ranks do."""
         found: dict[str, Unit] = {}
         for process in psutil.process_iter():
             mark = _mark(process)
@@ -174,8 +176,7 @@ class LocalBackend:
             with suppress(psutil.NoSuchProcess, ProcessLookupError):
                 unit = Unit(name, process.pid, process.create_time())
                 ended = process.status() == psutil.STATUS_ZOMBIE
-                leads = os.getsid(process.pid) == process.pid
-                if not ended and (leads or name not in found):
+                if not ended and unit.started < found.get(name, _NEWEST).started:
                     found[name] = unit
         return found
 

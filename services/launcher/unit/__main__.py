@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shlex
+import shutil
 import signal
 import socket
 import sys
@@ -24,6 +25,7 @@ from services.launcher.ports import Launch
 from services.launcher.runs import EXIT_BAD_CONFIG, LEARNER, Policy
 from services.launcher.sky_config import SkyConfig
 from services.launcher.unit.arguments import Arguments, parse_arguments
+from services.launcher.unit.guard import guarded
 from services.launcher.unit.handover import Handover, handed_over
 from services.launcher.unit.notices import AnyNotices, FileNotices
 from services.launcher.unit.outbox import Outbox
@@ -74,6 +76,7 @@ def _uses_spot(config: SkyConfig, service: str) -> bool:
 
 async def watch(wish: Wish, secrets: Handover) -> int:
     """See the replica through; returns the exit code."""
+    await _end_leftovers(wish)
     async with _watcher(wish, secrets) as watcher:
         _obey_signals(watcher)
         ending = await watcher.run()
@@ -97,7 +100,6 @@ async def _watcher(wish: Wish, secrets: Handover) -> AsyncGenerator[Watcher]:
         launcher = UnitRegistry(channel, Sender(given.run_id, given.key, incarnation))
         label = f"{given.key[0]}-{given.key[1]}"
         outbox = Outbox(launcher, wish.folder, label, incarnation)
-        processes = LocalBackend(wish.folder)
         launch = Launch(
             run_id=given.run_id,
             key=given.key,
@@ -105,10 +107,9 @@ async def _watcher(wish: Wish, secrets: Handover) -> AsyncGenerator[Watcher]:
             secrets={},
             log=outbox.log,
         )
-        await _end_leftovers(processes, launch.name)
         parts = Parts(
             launch=launch,
-            processes=processes,
+            processes=LocalBackend(wish.folder),
             launcher=launcher,
             notices=await _notices(wish, stack),
             outbox=outbox,
@@ -119,11 +120,20 @@ async def _watcher(wish: Wish, secrets: Handover) -> AsyncGenerator[Watcher]:
         yield Watcher(Watch(time.monotonic(), config.sky.unit_lease_s, config.policy()), parts)
 
 
-async def _end_leftovers(processes: LocalBackend, name: str) -> None:
+async def _end_leftovers(wish: Wish) -> None:
     """End what a watcher that was killed left running of this very replica."""
+    processes = LocalBackend(wish.folder)
+    service, replica = wish.arguments.key
+    name = f"{wish.arguments.run_id}/{service}-{replica}"
     for unit in await processes.orphans([]):
         if unit.name.startswith(f"{name}#"):
             await processes.end(unit, _LEFT_GRACE_S)
+
+
+def _clean(wish: Wish, secrets: Handover) -> None:
+    """What is left when the watcher is gone, if it was killed."""
+    asyncio.run(_end_leftovers(wish))
+    shutil.rmtree(secrets.folder, ignore_errors=True)
 
 
 async def _notices(wish: Wish, stack: AsyncExitStack) -> Notices:
@@ -170,7 +180,7 @@ def main() -> int:
     service, replica = arguments.key
     try:
         wish = read_wish(arguments)
-        with handed_over() as secrets:
+        with handed_over() as secrets, guarded(lambda: _clean(wish, secrets)):
             log.setup(f"unit-{service}", arguments.run_id, replica=replica)
             log.get_logger(__name__).info("watching", command=shlex.join(arguments.command))
             return asyncio.run(watch(wish, secrets))

@@ -23,6 +23,7 @@ class Handover:
 
     token: str
     tls: Tls | None
+    folder: Path
     arguments: tuple[str, ...]
 
 
@@ -38,7 +39,7 @@ def handed_over() -> Generator[Handover]:
     # mkdtemp makes it 0700.
     folder = Path(tempfile.mkdtemp(prefix="flotilla-"))
     try:
-        yield Handover(token, tls, _files(folder, token, tls))
+        yield Handover(token, tls, folder, _files(folder, token, tls))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -170,17 +170,19 @@ def _files_with(folder: Path, text: bytes) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and text in path.read_bytes()]
 
 
-async def test_a_successor_of_a_killed_watcher_ends_what_it_left(tmp_path: Path) -> None:
+async def test_a_killed_watcher_takes_everything_along_and_a_successor_goes_on(
+    tmp_path: Path,
+) -> None:
     async with machine(tmp_path) as here:
         first = await here.watch("litter")
         await here.begins()
+        assert len(here.left()) >= 2
         os.kill(first.pid, signal.SIGKILL)
         await first.wait()
-        old = {process.pid for process in here.left()}
-        assert len(old) >= 2
+        await here.until(lambda: not here.left() and not list(here.temporary.iterdir()))
         second = await here.watch("serve")
         await here.until(lambda: "serve begins" in here.log())
-        assert not old & {process.pid for process in here.left()}
+        assert "drained\nserve begins" in here.log()
         await _ends(here, second)
 
 
