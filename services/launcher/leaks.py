@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from services.common import log
 from services.launcher import books
@@ -22,8 +22,12 @@ async def end_orphans(
     the names of that."""
     known = [r.unit for s in left for r in s.run.replicas.values() if r.unit is not None]
     kept = _kept(taken)
-    orphans = [unit for unit in await backend.orphans(known) if not kept(unit)]
-    await asyncio.gather(*(backend.end(unit, ORPHAN_GRACE_S) for unit in orphans))
+    try:
+        orphans = [unit for unit in await backend.orphans(known) if not kept(unit)]
+        await asyncio.gather(*(backend.end(unit, ORPHAN_GRACE_S) for unit in orphans))
+    except BackendUnreachable as error:
+        _log.warning("cannot look for orphans", why=str(error))
+        return []
     if orphans:
         _log.warning("ended orphans", names=[unit.name for unit in orphans])
     return [unit.name for unit in orphans]
@@ -43,18 +47,35 @@ def _kept(taken: Iterable[StoredRun]) -> Callable[[Unit], bool]:
     return lambda unit: unit.name in units or unit.name.partition("#")[0] in names
 
 
-async def reap(name: str, backend: Backend, store: Store, active: Collection[str]) -> list[str]:
-    """End what a backend runs of no active run. Returns the runs of which a leak was suspected and
-    nothing is left any more."""
+@dataclass(frozen=True, slots=True)
+class Reaped:
+    """What a look for leaks has ended, by its name at the backend; the runs of which a leak was
+    suspected and nothing is left any more; whom it could not ask, and why."""
+
+    ended: list[str] = field(default_factory=list[str])
+    cleared: list[str] = field(default_factory=list[str])
+    unreachable: list[str] = field(default_factory=list[str])
+
+    def __add__(self, other: "Reaped") -> "Reaped":
+        return Reaped(
+            self.ended + other.ended,
+            self.cleared + other.cleared,
+            self.unreachable + other.unreachable,
+        )
+
+
+async def reap(name: str, backend: Backend, store: Store, active: Collection[str]) -> Reaped:
+    """End what a backend runs of no active run, and look again for what ended runs have left."""
     try:
-        reaped = await backend.reap(frozenset(active))
-        if reaped:
-            _log.warning("reaped", backend=name, names=reaped)
+        ended = await backend.reap(frozenset(active))
+        if ended:
+            _log.warning("reaped", backend=name, names=ended)
         suspects = [stored.run for stored in store.suspects(name)]
-        return [run.run_id for run in suspects if await _is_gone(run, backend, store, active)]
+        cleared = [run.run_id for run in suspects if await _is_gone(run, backend, store, active)]
     except BackendUnreachable as error:
         _log.warning("cannot look for leaks", backend=name, why=str(error))
-        return []
+        return Reaped(unreachable=[f"{name}: {error}"])
+    return Reaped(ended, cleared)
 
 
 async def _is_gone(run: Run, backend: Backend, store: Store, active: Collection[str]) -> bool:

@@ -132,9 +132,9 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
     async def Reap(
         self, request: run_service_pb2.ReapRequest, context: Context
     ) -> run_service_pb2.ReapResponse:
-        found = await self._launcher.reap()
+        found, suspected = await self._launcher.reap_everywhere()
         return run_service_pb2.ReapResponse(
-            reaped=found.names, suspected_run_ids=found.suspected, unreachable=found.unreachable
+            reaped=found.ended, suspected_run_ids=suspected, unreachable=found.unreachable
         )
 
 
