@@ -10,6 +10,7 @@ from typing import Any
 from tests.sky.box import BoxError, Layout
 from tests.sky.box.layout import LOGIN, ROOT
 from tests.sky.box.namespaces import entered
+from tests.sky.catalog import LAMBDA_REGIONS
 from tests.sky.offline import cloud_url
 
 _START_S = 20.0
@@ -64,9 +65,9 @@ class Cloud:
         """The paths of the POST requests so far."""
         return self._ask()["calls"]
 
-    def set_capacity(self, **regions: int) -> None:
-        """Machines that each region has left: `set_capacity(us_east_1=0)`."""
-        self._ask({"capacity": {name.replace("_", "-"): left for name, left in regions.items()}})
+    def set_capacity(self, left: int, *regions: str) -> None:
+        """How many more machines each of these regions can give; of all when none is named."""
+        self._ask({"capacity": dict.fromkeys(regions or LAMBDA_REGIONS, left)})
 
     def set_boot_delay(self, seconds: float) -> None:
         """How long the next machines take to become active."""

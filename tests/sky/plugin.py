@@ -22,8 +22,10 @@ class OfflinePlugin(_plugins.BasePlugin):
 
     def install(self, extension_context: Any) -> None:
         # Controllers of managed jobs judge no job while 8.8.8.8 and 1.1.1.1 do not answer.
-        import_module("sky.backends.backend_utils")._TEST_IP_LIST = [self._probe_url]
-        provider = import_module("sky.provision.lambda_cloud.lambda_utils")
+        network: Any = import_module("sky.backends.backend_utils")
+        network._TEST_IP_LIST = [self._probe_url]
+        provider: Any = import_module("sky.provision.lambda_cloud.lambda_utils")
         provider.API_ENDPOINT = self._lambda_endpoint
         # One of 0.4 GiB for every 2 GiB of memory would be started.
-        import_module("sky.utils.controller_utils").MAX_CONTROLLERS = 1
+        controllers: Any = import_module("sky.utils.controller_utils")
+        controllers.MAX_CONTROLLERS = 1

@@ -1,7 +1,7 @@
 """A box with SkyPilot's API server and an emulated cloud: everything that a test of it needs."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Self
 
@@ -47,7 +47,7 @@ class SkySession:
         self.api.forget()
 
     @contextmanager
-    def inside(self) -> Iterator[None]:
+    def inside(self) -> Generator[None]:
         """Be a process of the login host: its network, and the environment that SkyPilot needs."""
         before = dict(os.environ)
         os.environ.update(environment(self.layout))

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.sky.catalog import LAMBDA_REGIONS
 from tests.sky.offline import CLOUD_KEY, cloud_url
 from tests.sky.sdk import launch, logs, until
 from tests.sky.session import SkySession
@@ -21,7 +20,7 @@ def as_it_was(sky_session: SkySession) -> Iterator[None]:
     yield
     sky_session.cloud.set_away(False)
     sky_session.cloud.set_boot_delay(0.5)
-    sky_session.cloud.set_capacity(**dict.fromkeys(LAMBDA_REGIONS, 4))
+    sky_session.cloud.set_capacity(4)
     assert sky_session.cloud.machines() == []
 
 
@@ -43,7 +42,7 @@ def test_without_capacity_the_next_region_is_taken_and_a_preempted_machine_is_no
     sky_session: SkySession,
 ) -> None:
     cloud = sky_session.cloud
-    cloud.set_capacity(**{"us-east-1": 0, "us-west-1": 0})
+    cloud.set_capacity(0, "us-east-1", "us-west-1")
     job, _ = launch(task("echo served by $(hostname)", "H100:1"), "elsewhere")
     [machine] = cloud.machines()
     assert machine["region"]["name"] == "us-south-1"

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -110,7 +110,7 @@ def unmount(point: Path) -> None:
 
 
 @contextmanager
-def entered(namespace: str) -> Iterator[None]:
+def entered(namespace: str) -> Generator[None]:
     """Move this thread, and what it starts meanwhile, to a namespace and back."""
     with open("/proc/thread-self/ns/net") as before, open(NETNS / namespace) as inside:
         _setns(inside.fileno())
