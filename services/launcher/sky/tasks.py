@@ -163,10 +163,15 @@ def _slurm_limits(site: Site, machines: Machines) -> Document:
 
 
 def describe(machine: Machine) -> str:
-    """For people: `H200:4 on lambda, 200+ GiB, spot`."""
+    """For people: `lambda H200:4, 200+ GiB, spot`."""
     parts = [machine.accelerators or f"{machine.cpus or 'any'} CPUs"]
     if machine.memory:
         parts.append(f"{machine.memory} GiB")
+    if machine.disk_size or machine.disk_tier:
+        size = f"{machine.disk_size} GB" if machine.disk_size else "any"
+        parts.append(f"disk {size}{f' of tier {machine.disk_tier}' if machine.disk_tier else ''}")
+    if machine.image_id:
+        parts.append(f"image {machine.image_id}")
     if machine.use_spot:
         parts.append("spot")
     return f"{machine.infra or 'any cloud'} {', '.join(parts)}"
