@@ -12,10 +12,9 @@ from flotilla.launcher.v1 import run_service_pb2 as run_pb
 from services.launcher.books import replica_body
 from services.launcher.ports import Launch, Offer
 from services.launcher.progress import Progress
-from services.launcher.registry import Member
+from services.launcher.registry import Command, Member
 from services.launcher.runs import Cleanup, Cost, Outcome, RunMode, RunState
 from services.launcher.store import Event, StoredRun
-from services.launcher.supervise import Command
 
 STATES: Mapping[RunState, "run_pb.RunState.ValueType"] = {
     RunState.PREFLIGHT: run_pb.RUN_STATE_PREFLIGHT,

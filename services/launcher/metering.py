@@ -22,13 +22,24 @@ class Metering:
     begun: float
 
     def next_due(self, run: Run) -> float | None:
-        """When the run is to be counted although nothing changes."""
-        return None if self.meter is None else run.metered + EVERY_S
+        """When the run is to be counted although nothing changes: at once when it has used up what
+        it may."""
+        if self.meter is None:
+            return None
+        dues = [run.metered + EVERY_S]
+        if self.config.max_hours is not None and not run.ending:
+            dues.append(self.begun + self.config.max_hours * 3600)
+        if self.config.max_cost is not None and run.cost.per_hour > 0 and not run.ending:
+            left = self.config.max_cost - run.cost.accrued
+            dues.append(run.metered + left / run.cost.per_hour * 3600)
+        return min(dues)
 
     def count(self, before: Run, run: Run, now: float) -> tuple[Run, Verdict | None]:
         """`run` with the cost up to now of what ran `before`; None when it is not time for that."""
-        changed = _started(before) != _started(run)
-        if self.meter is None or not (changed or now >= before.metered + EVERY_S):
+        due = self.next_due(before)
+        if self.meter is None or due is None:
+            return run, None
+        if _started(before) == _started(run) and now < due:
             return run, None
         spent = self.meter(self._tick(before, now))
         counted = replace(run, cost=spent.cost, metered=now)

@@ -3,7 +3,6 @@
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 from services.launcher import books, clock, facts, runs
@@ -25,7 +24,7 @@ from services.launcher.ports import (
     UnitReport,
 )
 from services.launcher.progress import Progress, Signal, raised
-from services.launcher.registry import Member, Roster
+from services.launcher.registry import Command, Member, Roster, UnregisteredError
 from services.launcher.runs import Action, Clean, Drain, Exit, Key, Kill, Note, Run, RunState, Start
 from services.launcher.store import Store, StoredRun
 from services.launcher.units import Units, news
@@ -33,18 +32,6 @@ from services.launcher.units import Units, news
 # Progress is worth an event when it is news, or when it is this old.
 _PROGRESS_S = 0.9
 _LOOK_AROUND_S = 5.0
-
-
-class Command(StrEnum):
-    """What the answer to a heartbeat tells a replica."""
-
-    NONE = "none"
-    DRAIN = "drain"
-    STOP = "stop"
-
-
-class UnregisteredError(Exception):
-    """A heartbeat of a replica that has not registered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +72,10 @@ class Supervisor:
     async def supervise(self) -> None:
         """Act on what is wanted until the run has ended and nothing of it runs."""
         await self._preflight()
+        if self.run.state is RunState.TEARDOWN:
+            # While no launcher was there nobody looked for remains.
+            run = facts.torn_down(self.run, clock.now(), self._policy)
+            self.commit(run, cause="another launcher looks")
         async with asyncio.TaskGroup() as tasks:
             for replica in self.run.replicas.values():
                 if not replica.state.over and replica.state is not runs.ReplicaState.RESTARTING:
