@@ -168,8 +168,8 @@ def describe(machine: Machine) -> str:
     if machine.memory:
         parts.append(f"{machine.memory} GiB")
     if machine.disk_size or machine.disk_tier:
-        size = f"{machine.disk_size} GB" if machine.disk_size else "any"
-        parts.append(f"disk {size}{f' of tier {machine.disk_tier}' if machine.disk_tier else ''}")
+        size = f" {machine.disk_size} GB" if machine.disk_size else ""
+        parts.append(f"disk{size}{f' of tier {machine.disk_tier}' if machine.disk_tier else ''}")
     if machine.image_id:
         parts.append(f"image {machine.image_id}")
     if machine.use_spot:

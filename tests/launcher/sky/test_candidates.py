@@ -6,6 +6,7 @@ import pytest
 
 from services.launcher.runs import LEARNER, ROLLOUT
 from services.launcher.sky import candidates
+from services.launcher.sky.tasks import describe
 from services.launcher.sky_config import Machine, Machines
 from tests.launcher.sky.specs import config
 
@@ -62,3 +63,18 @@ def test_machines_of_two_clouds_share_no_private_network() -> None:
     assert "lambda, runpod" in warning and 'network = "public"' in warning
     assert candidates.shared_infra(config().sky) == []
     assert candidates.shared_infra(config(rollout=elsewhere, network="public").sky) == []
+
+
+def test_a_machine_is_described_with_all_that_was_wished_for() -> None:
+    wish = Machine(
+        infra="gcp/us-central1",
+        accelerators="H200:4",
+        memory="200+",
+        disk_size=500,
+        disk_tier="best",
+        image_id="docker:x",
+        use_spot=True,
+    )
+    expected = "gcp/us-central1 H200:4, 200+ GiB, disk 500 GB of tier best, image docker:x, spot"
+    assert describe(wish) == expected
+    assert describe(Machine(cpus="4+", disk_tier="low")) == "any cloud 4+ CPUs, disk of tier low"
