@@ -23,6 +23,7 @@ from services.launcher.adapters.local import LocalBackend
 from services.launcher.adapters.messengers import notifying
 from services.launcher.adapters.registries import RunRegistries
 from services.launcher.budget import meter
+from services.launcher.doctor.gate import doctor_gate
 from services.launcher.launcher import Equipment, Launcher
 from services.launcher.ports import Backend, BackendError, Backends, Hooks
 from services.launcher.service import RegistryService, RunService
@@ -176,7 +177,7 @@ def main() -> int:
             advertise=given.advertise,
             idle_exit=given.idle_exit,
             backends=backends(runs),
-            hooks=Hooks(meter=meter),
+            hooks=Hooks(gate=doctor_gate, meter=meter),
         )
         try:
             # Before the runs of a dead launcher are taken over.
