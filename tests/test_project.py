@@ -131,8 +131,8 @@ async def test_every_run_spec_is_valid_for_every_service(path: Path) -> None:
 
 def test_every_command_line_option_has_a_reader() -> None:
     """typer hands options over by name; what the command does not use, nobody does."""
-    tree = ast.parse((ROOT / "services/launcher/cli.py").read_text())
-    commands = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "services/launcher").glob("cli*.py")]
+    commands = [node for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef)]
     for command in commands:
         used = {node.id for node in ast.walk(command) if isinstance(node, ast.Name)}
         given = {argument.arg for argument in command.args.args}
