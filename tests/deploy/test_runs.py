@@ -84,8 +84,7 @@ def test_the_commands_of_a_header_name_the_file_itself_and_keys_that_exist(path:
 def test_machines_are_asked_for_that_clouds_have(path: Path) -> None:
     sky = plan_of(path).config.sky
     assert [problem for service in SERVICES for problem in check(sky, service)] == []
-    if path.stem != "openenv-fleet-grpo":  # one machine, wherever it is
-        assert shared_infra(sky) == []
+    assert shared_infra(sky) == []
     command = sky.setup.split()
     assert command[0] == "make" or (ROOT / command[1]).is_file()
 
