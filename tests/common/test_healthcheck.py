@@ -52,7 +52,7 @@ async def test_under_tls_it_shows_the_services_own_certificate(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("shown", "reason"),
     [
-        (None, "it may want TLS"),
+        (None, "wants TLS (--tls-dir)"),
         (run().tls("rollout"), "another service of the run answers at this address"),
     ],
 )
