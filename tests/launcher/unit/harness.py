@@ -18,7 +18,9 @@ import psutil
 
 from flotilla.launcher.v1 import registry_service_pb2_grpc
 from services.common import rpc
+from services.common.tls import Tls
 from services.launcher.adapters.fake import FakeBackend
+from services.launcher.identity import mint_run
 from services.launcher.ports import UnitReport
 from services.launcher.runs import SERVICES
 from services.launcher.service import RegistryService
@@ -31,8 +33,9 @@ WORKER = (sys.executable, "-m", "tests.launcher.unit.worker")
 class Registry:
     """RegistryService of a launcher, which goes away and comes back at the same port."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: Served, tls: Tls | None) -> None:
         self._served = served
+        self._tls = tls
         self._stack = AsyncExitStack()
         self.address = "127.0.0.1:0"
 
@@ -41,8 +44,8 @@ class Registry:
         registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(
             RegistryService(self._served.launcher), server
         )
-        at = await self._stack.enter_async_context(rpc.serving(server, self.address, grace_s=0.0))
-        self.address = at.address
+        serving = rpc.serving(server, self.address, tls=self._tls, grace_s=0.0)
+        self.address = (await self._stack.enter_async_context(serving)).address
 
     async def down(self) -> None:
         await self._stack.aclose()
@@ -56,6 +59,7 @@ class Machine:
     served: Served
     registry: Registry
     run_id: str
+    secrets: dict[str, str]
     processes: list[asyncio.subprocess.Process] = field(
         default_factory=list[asyncio.subprocess.Process]
     )
@@ -84,7 +88,7 @@ class Machine:
             process = await asyncio.create_subprocess_exec(
                 *(*command, *options, "--", *WORKER, *does),
                 cwd=REPOSITORY,
-                env={**os.environ, "FLOTILLA_TOKEN": TOKEN, "TMPDIR": str(self.temporary)},
+                env={**os.environ, **self.secrets, "TMPDIR": str(self.temporary)},
                 stdout=output,
                 stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,
@@ -112,7 +116,7 @@ class Machine:
         """What its watcher has said last."""
         return self.supervisor.units.last((service, 0))
 
-    async def until(self, reached: Callable[[], bool], limit_s: float = 20.0) -> None:
+    async def until(self, reached: Callable[[], bool], limit_s: float = 40.0) -> None:
         deadline = time.monotonic() + limit_s
         while not reached():
             assert time.monotonic() < deadline, self.state()
@@ -152,9 +156,14 @@ def _is_marked(process: psutil.Process, folder: str) -> bool:
 
 @asynccontextmanager
 async def machine(
-    folder: Path, *, lease_s: float = 20.0, learner: dict[str, Any] | None = None, **launcher: Any
+    folder: Path,
+    *,
+    lease_s: float = 20.0,
+    learner: dict[str, Any] | None = None,
+    tls: bool = False,
+    **launcher: Any,
 ) -> AsyncGenerator[Machine]:
-    """A run whose units no backend starts for real, and a machine of it."""
+    """A run whose units no backend starts for real, and a machine for its rollout."""
     runs, here = folder / "runs", folder / "machine"
     runs.mkdir()
     here.mkdir()
@@ -164,10 +173,14 @@ async def machine(
     backend = FakeBackend()
     backend.stubborn = True
     async with serving(runs, backend) as served:
-        registry = Registry(served)
-        await registry.up()
         run_id = await served.start(wish)
-        found = Machine(here, served, registry, run_id)
+        identity = mint_run(run_id) if tls else None
+        registry = Registry(served, identity.tls("launcher") if identity else None)
+        await registry.up()
+        secrets = {"FLOTILLA_TOKEN": TOKEN}
+        if identity is not None:
+            secrets["FLOTILLA_TLS"] = identity.tls("rollout").to_text()
+        found = Machine(here, served, registry, run_id, secrets)
         try:
             yield found
         finally:

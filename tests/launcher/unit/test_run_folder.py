@@ -78,7 +78,7 @@ async def test_a_store_out_of_reach_is_asked_again_and_then_given_up(tmp_path: P
 async def test_a_learner_whose_run_is_lost_does_not_start(tmp_path: Path) -> None:
     async with machine(tmp_path) as here:
         process = await here.watch("serve", service="learner", options=("--resume",))
-        assert await asyncio.wait_for(process.wait(), 20) == 2
+        assert await asyncio.wait_for(process.wait(), 40) == 2
         assert "begins" not in here.log("learner")
         assert "has trained, but this machine has nothing of it" in here.log("learner")
 
@@ -88,7 +88,7 @@ async def test_a_learner_that_has_told_of_steps_is_not_begun_elsewhere(tmp_path:
         body: dict[str, Any] = {"phase": "training", "step": 3, "total_steps": 9, "metrics": {}}
         here.served.launcher.store.add_event(here.run_id, 0.0, "progress", body)
         process = await here.watch("serve", service="learner")
-        assert await asyncio.wait_for(process.wait(), 20) == 2
+        assert await asyncio.wait_for(process.wait(), 40) == 2
         assert "has trained, but this machine has nothing of it" in here.log("learner")
         last = here.last("learner")
         assert last is not None and last.exit is not None and last.exit.code == 2
