@@ -105,15 +105,13 @@ class Groups:
         self, learner: Start, gathering: _Gathering, deadline: float
     ) -> tuple[int, bool]:
         """The learner's group, and whether it was submitted now, with all that were gathered."""
-        jobs = await self._board.fresh()
-        group = records.live_group(jobs, learner.site.groups)
+        jobs, site = await self._board.fresh(), learner.site
+        group = records.open_group(jobs, site.groups, site.learner)
         if group is not None:
-            mine = records.newest(jobs, learner.name, group)
-            if mine is not None and not mine.over:
-                return group, False
-            # A group whose learner has ended is ending itself.
-            await self._client.cancel([group])
-        while records.live_group(await self._board.fresh(), learner.site.groups) is not None:
+            return group, False
+        # A group whose learner has ended is ending itself.
+        await self._client.cancel(records.live_groups(jobs, site.groups))
+        while records.live_groups(await self._board.fresh(), site.groups):
             await self._in_time(learner, deadline, "its group of before does not end")
         documents = tasks.group(learner.site, list(gathering.starts), learner.launch.attempt)
         by_name = {each.name: each.secrets for each in gathering.starts.values()}
@@ -124,7 +122,7 @@ class Groups:
         """Come with a learner that is being started, else join the group that is there."""
         while not gathering.group.done():
             if (LEARNER, 0) not in gathering.starts:
-                group = records.live_group(await self._board.jobs(), start.site.groups)
+                group = await self._open(start)
                 if group is not None and (LEARNER, 0) not in gathering.starts:
                     del gathering.starts[start.key]
                     return await self._again(start, group)
@@ -138,21 +136,34 @@ class Groups:
     async def _again(self, start: Start, group: int) -> int:
         """A gateway of a group that goes on: its own job if that does, else a member that joins."""
         mine = records.newest(await self._board.fresh(), start.name, group)
-        if mine is not None and not mine.over:
+        if mine is not None and mine.goes_on:
             return mine.job_id
         return await self._joined(start, group)
 
     async def _group(self, start: Start, deadline: float) -> int:
         """The run's group, once it is there."""
         while True:
-            group = records.live_group(await self._board.jobs(), start.site.groups)
+            group = await self._open(start)
             if group is not None:
-                return group
+                # It may have ended since the last look.
+                await self._board.fresh()
+                if await self._open(start) == group:
+                    return group
             await self._in_time(start, deadline, "its run has no learner yet")
+
+    async def _open(self, start: Start) -> int | None:
+        return records.open_group(await self._board.jobs(), start.site.groups, start.site.learner)
 
     async def _joined(self, start: Start, group: int) -> int:
         document = tasks.task(start.site, start.key, start.launch.attempt)
-        return await self._client.submit_job(document, start.secrets, group)
+        try:
+            return await self._client.submit_job(document, start.secrets, group)
+        except BackendError as error:
+            await self._board.fresh()
+            if type(error) is BackendError and await self._open(start) != group:
+                # Nothing is wrong with the wish: its learner has ended meanwhile.
+                raise SetupError(f"{start.name}: its group has ended") from error
+            raise
 
     async def _until_running(self, start: Start, since: int, deadline: float) -> None:
         jobs = await self._board.fresh()

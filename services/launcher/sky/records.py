@@ -78,6 +78,10 @@ class Job:
         """Whether SkyPilot has ended it too."""
         return _STAGES.get(self.status, Stage.WAITING).over
 
+    @property
+    def goes_on(self) -> bool:
+        return not self.over and self.stage is not Stage.ENDING
+
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
@@ -100,10 +104,16 @@ def newest(jobs: Iterable[Job], task: str, since: int = 0) -> Job | None:
     return max(found, key=lambda job: job.job_id, default=None)
 
 
-def live_group(jobs: Iterable[Job], group: Container[str]) -> int | None:
-    """The id of a run's group by its possible names, while any of its declared tasks goes on."""
-    live = [job.job_id for job in jobs if job.name in group and not job.over]
-    return max(live, default=None)
+def open_group(jobs: Iterable[Job], groups: Container[str], learner: str) -> int | None:
+    """The id of a run's group by its possible names, while its learner goes on: only then may
+    others join it."""
+    found = [j.job_id for j in jobs if j.name in groups and j.task == learner and j.goes_on]
+    return max(found, default=None)
+
+
+def live_groups(jobs: Iterable[Job], groups: Container[str]) -> list[int]:
+    """The ids of a run's groups of which anything is left."""
+    return sorted({job.job_id for job in jobs if job.name in groups and not job.over})
 
 
 def of_run(name: str, owner: str, run_id: str) -> bool:

@@ -47,7 +47,11 @@ class Site:
     @property
     def groups(self) -> tuple[str, str]:
         """What the run's group may be called: by its learner if that is alone in it."""
-        return self.group, self.name((LEARNER, 0))
+        return self.group, self.learner
+
+    @property
+    def learner(self) -> str:
+        return self.name((LEARNER, 0))
 
 
 def hard_limit_s(config: LauncherConfig) -> int:
@@ -84,9 +88,9 @@ def group(site: Site, keys: list[Key], attempt: int = 1) -> list[Document]:
     """The Job Group of a run: header, learner, gateways. When the learner ends, all end."""
     # SkyPilot gives the only task of a group the group's name, and then misses its own.
     header: Document = {
-        "name": site.group if len(keys) > 1 else site.name((LEARNER, 0)),
+        "name": site.group if len(keys) > 1 else site.learner,
         "execution": "parallel",
-        "primary_tasks": [site.name((LEARNER, 0))],
+        "primary_tasks": [site.learner],
         "termination_delay": {"default": _TERMINATION_DELAY},
         # Names within a group exist on Kubernetes only; the registry tells peers of peers.
         "inter_connection": False,

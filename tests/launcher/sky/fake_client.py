@@ -20,6 +20,8 @@ class FakeSky:
         self.attempts: list[Document] = []
         # What the next submission raises.
         self.refusal: Exception | None = None
+        # What happens just before it is raised.
+        self.before_refusal: Callable[[], None] | None = None
         self.away = False
         # The status of what is submitted next, and how its controller is.
         self.status, self.schedule = "RUNNING", "ALIVE"
@@ -38,6 +40,8 @@ class FakeSky:
     def _submit(self, name: str, documents: Sequence[Document]) -> int:
         if self.refusal is not None:
             refusal, self.refusal = self.refusal, None
+            if self.before_refusal is not None:
+                self.before_refusal()
             raise refusal
         number = max((job.job_id for job in self.table), default=0) + 1
         for document in documents:

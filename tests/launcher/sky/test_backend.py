@@ -124,6 +124,36 @@ async def test_a_learner_that_has_ended_begins_a_group_anew(
     assert sky.job(gateway.name).job_id == sky.job(learner.name).job_id == 2
 
 
+async def test_nobody_joins_a_group_whose_learner_is_ending(
+    sky: FakeSky, backend: SkyBackend
+) -> None:
+    learner, _ = await _group(backend)
+    sky.put(learner.name, status="CANCELLING")
+    with pytest.raises(CapacityError, match="no learner yet"):
+        await backend.start(_launch((ROLLOUT, 0)))
+    sky.put(learner.name, status="FAILED")
+    await _group(backend)
+    await backend.start(_launch((ROLLOUT, 0)))
+    assert sky.job(learner.name).job_id == 2
+
+
+async def test_a_group_that_ends_while_somebody_joins_is_no_wrong_wish(
+    sky: FakeSky, backend: SkyBackend
+) -> None:
+    learner, _ = await _group(backend)
+    sky.refusal, sky.before_refusal = (
+        BackendError("no such group"),
+        lambda: sky.put(learner.name, status="FAILED"),
+    )
+    with pytest.raises(SetupError, match="its group has ended"):
+        await backend.start(_launch((ROLLOUT, 0)))
+    await _group(backend)
+    sky.refusal, sky.before_refusal = BackendError("a wrong wish"), None
+    with pytest.raises(BackendError, match="a wrong wish") as caught:
+        await backend.start(_launch((ROLLOUT, 0)))
+    assert type(caught.value) is BackendError
+
+
 async def test_a_group_without_machines_is_given_up_for_the_next_candidate(
     sky: FakeSky, backend: SkyBackend
 ) -> None:
