@@ -60,6 +60,7 @@ class Machine:
     registry: Registry
     run_id: str
     secrets: dict[str, str]
+    backend: FakeBackend
     processes: list[asyncio.subprocess.Process] = field(
         default_factory=list[asyncio.subprocess.Process]
     )
@@ -136,6 +137,13 @@ class Machine:
         mark = str(self.folder)
         return [process for process in psutil.process_iter() if _is_marked(process, mark)]
 
+    def release(self) -> None:
+        """Have the backend's units end, now and when they are asked to."""
+        self.backend.stubborn = False
+        for service in SERVICES:
+            for unit in self.backend.running(service):
+                self.backend.finish(unit)
+
     def end(self) -> None:
         for process in self.processes:
             if process.returncode is None:
@@ -180,16 +188,13 @@ async def machine(
         secrets = {"FLOTILLA_TOKEN": TOKEN}
         if identity is not None:
             secrets["FLOTILLA_TLS"] = identity.tls("rollout").to_text()
-        found = Machine(here, served, registry, run_id, secrets)
+        found = Machine(here, served, registry, run_id, secrets, backend)
         try:
             yield found
         finally:
             found.end()
             await registry.down()
-            for service in SERVICES:
-                for unit in backend.running(service):
-                    backend.finish(unit)
-            backend.stubborn = False
+            found.release()
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -198,7 +199,7 @@ async def test_a_watcher_with_a_successor_elsewhere_ends(tmp_path: Path) -> None
         other = tmp_path / "elsewhere"
         other.mkdir()
         (other / "spec.json").write_text((here.folder / "spec.json").read_text())
-        elsewhere = Machine(other, here.served, here.registry, here.run_id, here.secrets)
+        elsewhere = replace(here, folder=other, processes=[])
         second = await elsewhere.watch("serve")
         try:
             assert await asyncio.wait_for(first.wait(), 40) == 0
