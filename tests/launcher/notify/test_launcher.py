@@ -48,12 +48,13 @@ async def launcher(runs: Path) -> AsyncGenerator[tuple[asyncio.subprocess.Proces
 
 
 async def until(runs: Any, run_id: str, states: tuple[int, ...]) -> pb.Run:
-    for _ in range(400):
+    deadline = time.monotonic() + 30.0
+    while True:
         run = (await runs.GetRun(pb.GetRunRequest(run_id=run_id), timeout=5.0)).run
         if run.state in states:
             return run
+        assert time.monotonic() < deadline, f"the run is {run}"
         await asyncio.sleep(0.05)
-    raise AssertionError(f"the run is {run}")
 
 
 def wish(double: SlackDouble, steps: int) -> str:
