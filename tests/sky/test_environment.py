@@ -1,10 +1,17 @@
-"""Promises of the project's files about SkyPilot's environment; these need no SkyPilot."""
+"""Promises of the project's files about SkyPilot's environment."""
 
 import subprocess
 import sys
 import tomllib
+import warnings
+from importlib import import_module
 from pathlib import Path
 
+import pytest
+
+from flotilla.launcher.v1 import run_service_pb2
+from services.launcher.adapters.fake import FakeBackend
+from tests.launcher.harness import serving
 from tests.sky.box.layout import ROOT
 
 
@@ -40,3 +47,13 @@ def test_the_test_tools_can_be_imported_without_skypilot() -> None:
     modules = "tests.sky.session, tests.sky.__main__, tests.sky.lambda_cloud, tests.sky.sdk"
     check = f"import sys, {modules}; sys.exit('sky' in sys.modules)"
     subprocess.run([sys.executable, "-c", check], check=True, cwd=ROOT, timeout=60)
+
+
+@pytest.mark.sky
+async def test_skypilot_and_the_contracts_work_in_one_process(tmp_path: Path) -> None:
+    with warnings.catch_warnings(action="ignore"):
+        import_module("sky")
+    async with serving(tmp_path, FakeBackend()) as served:
+        answer = await served.runs.ListRuns(run_service_pb2.ListRunsRequest())
+    assert list(answer.runs) == []
+    assert import_module("google.protobuf").__version__.startswith("6.")
