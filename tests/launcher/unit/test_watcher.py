@@ -79,6 +79,7 @@ async def test_sigterm_drains_and_is_told_as_preemption(tmp_path: Path) -> None:
         assert any("loses its machine" in str(event.body) for event in notes)
 
 
+@pytest.mark.slow
 async def test_a_second_sigterm_ends_it_at_once(tmp_path: Path) -> None:
     async with machine(tmp_path, drain_s=60.0) as here:
         process = await here.watch("deaf")
@@ -91,7 +92,7 @@ async def test_a_second_sigterm_ends_it_at_once(tmp_path: Path) -> None:
         assert not here.left()
 
 
-@pytest.mark.parametrize("cloud", ["aws", "gcp"])
+@pytest.mark.parametrize("cloud", ["aws", pytest.param("gcp", marks=pytest.mark.slow)])
 async def test_a_notice_of_the_cloud_drains_in_time(tmp_path: Path, cloud: str) -> None:
     answers: dict[str, str] = {"/latest/api/token": "token"} if cloud == "aws" else {GCP: "FALSE"}
     with metadata_server(answers) as url:
@@ -110,6 +111,7 @@ async def test_a_notice_of_the_cloud_drains_in_time(tmp_path: Path, cloud: str) 
             assert any("loses its machine" in str(event.body) for event in notes)
 
 
+@pytest.mark.slow
 async def test_what_does_not_drain_is_killed_before_the_machine_goes(tmp_path: Path) -> None:
     answers: dict[str, str] = {}
     with metadata_server(answers) as url:
@@ -124,6 +126,7 @@ async def test_what_does_not_drain_is_killed_before_the_machine_goes(tmp_path: P
             assert not here.left()
 
 
+@pytest.mark.slow
 async def test_a_notice_file_drains(tmp_path: Path) -> None:
     async with machine(tmp_path) as here:
         notice = tmp_path / "notice"
@@ -192,6 +195,7 @@ async def test_a_killed_watcher_takes_everything_along_and_a_successor_goes_on(
         await _ends(here, second)
 
 
+@pytest.mark.slow
 async def test_a_watcher_with_a_successor_elsewhere_ends(tmp_path: Path) -> None:
     async with machine(tmp_path, lease_s=2.0) as here:
         first = await here.watch("serve")
