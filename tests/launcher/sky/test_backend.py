@@ -46,8 +46,8 @@ def backend(sky: FakeSky, tmp_path: Path, root: Path) -> SkyBackend:
     return SkyBackend(tmp_path / "runs", root, sky, poll_s=0.02, gather_s=0.05)
 
 
-def _launch(key: Key, mode: str = "group", **changes: Any) -> Launch:
-    provision = {"timeout_s": 1.0}
+def _launch(key: Key, mode: str = "group", patience_s: float = 30.0, **changes: Any) -> Launch:
+    provision = {"timeout_s": patience_s}
     settings = specs.config(mode=mode, commit="HEAD", provision=provision)
     return specs.launch(key, settings, **changes)
 
@@ -130,7 +130,7 @@ async def test_nobody_joins_a_group_whose_learner_is_ending(
     learner, _ = await _group(backend)
     sky.put(learner.name, status="CANCELLING")
     with pytest.raises(CapacityError, match="no learner yet"):
-        await backend.start(_launch((ROLLOUT, 0)))
+        await backend.start(_launch((ROLLOUT, 0), patience_s=0.2))
     sky.put(learner.name, status="FAILED")
     await _group(backend)
     await backend.start(_launch((ROLLOUT, 0)))
@@ -168,7 +168,7 @@ async def test_a_machine_that_never_comes_is_no_capacity(sky: FakeSky, backend: 
     await _group(backend)
     sky.status = "STARTING"
     with pytest.raises(CapacityError):
-        await backend.start(_launch((ROLLOUT, 0)))
+        await backend.start(_launch((ROLLOUT, 0), patience_s=0.2))
     assert sky.job(sky.attempts[0]["name"]).over
 
 
@@ -201,7 +201,7 @@ async def test_each_attempt_asks_for_another_candidate_first(
 
 async def test_a_rollout_waits_for_its_learner_and_not_for_ever(backend: SkyBackend) -> None:
     with pytest.raises(CapacityError, match="no learner yet"):
-        await backend.start(_launch((ROLLOUT, 0)))
+        await backend.start(_launch((ROLLOUT, 0), patience_s=0.2))
 
 
 async def test_a_server_that_is_away_ends_nothing(sky: FakeSky, backend: SkyBackend) -> None:
