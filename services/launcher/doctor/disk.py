@@ -5,7 +5,7 @@ from services.launcher.doctor.budget import gib
 from services.launcher.doctor.candidates import rooms
 from services.launcher.doctor.figures import NoFiguresError, figures
 from services.launcher.doctor.machine import this_machine
-from services.launcher.doctor.policy import NoPolicyError, fix, policy_folder
+from services.launcher.doctor.policy import NoPolicyError, policy_folder, without
 from services.launcher.doctor.results import Finding, fail, ok, warn
 from services.launcher.doctor.subject import Subject
 from services.launcher.runs import LEARNER
@@ -14,8 +14,10 @@ from services.launcher.runs import LEARNER
 async def disk(subject: Subject) -> list[Finding]:
     try:
         model = figures(await policy_folder(subject))
-    except (NoPolicyError, NoFiguresError) as error:
-        return [fail(str(error), fix(subject))]
+    except NoPolicyError as error:
+        return [without(subject, error)]
+    except NoFiguresError as error:
+        return [fail(str(error), "fetch the model again")]
     section, dtype = subject.section(LEARNER), subject.shared.policy.dtype
     kept = budget.checkpoints(model, dtype, section)
     shared = budget.shared_memory(model, dtype)

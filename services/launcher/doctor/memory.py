@@ -7,7 +7,7 @@ from services.launcher.doctor.budget import Engine, Needs, gib
 from services.launcher.doctor.candidates import Room, rooms
 from services.launcher.doctor.figures import Figures, NoFiguresError, figures
 from services.launcher.doctor.machine import Machine, this_machine
-from services.launcher.doctor.policy import NoPolicyError, fix, policy_folder
+from services.launcher.doctor.policy import NoPolicyError, policy_folder, without
 from services.launcher.doctor.results import Finding, Status, fail, ok, warn
 from services.launcher.doctor.subject import Subject
 from services.launcher.runs import LEARNER, ROLLOUT
@@ -29,8 +29,10 @@ _LESS_ENGINE = (
 async def memory(subject: Subject) -> list[Finding]:
     try:
         model = figures(await policy_folder(subject))
-    except (NoPolicyError, NoFiguresError) as error:
-        return [fail(str(error), fix(subject))]
+    except NoPolicyError as error:
+        return [without(subject, error)]
+    except NoFiguresError as error:
+        return [fail(str(error), "fetch the model again")]
     policy = subject.shared.policy
     trainer = budget.learner(model, policy.dtype, policy.max_model_len, subject.section(LEARNER))
     engine = budget.engine(model, policy.dtype, policy.max_model_len, subject.section(ROLLOUT))

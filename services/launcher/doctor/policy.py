@@ -6,13 +6,26 @@ import sys
 from pathlib import Path
 
 from services.launcher.doctor.children import output_of
-from services.launcher.doctor.results import NotApplicableError, first_line
+from services.launcher.doctor.results import (
+    Finding,
+    NotApplicableError,
+    fail,
+    first_line,
+    warn,
+)
 from services.launcher.doctor.subject import Subject
 from services.launcher.runs import LEARNER, ROLLOUT
 
+# The exit code of `probes_hub` when the hub answered that it has no such model for us.
+_REFUSED = 2
+
 
 class NoPolicyError(Exception):
-    """The policy's files cannot be had; the message says why."""
+    """The policy's files cannot be had; the message says why. `refused`: nobody else can either."""
+
+    def __init__(self, message: str, *, refused: bool) -> None:
+        super().__init__(message)
+        self.refused = refused
 
 
 async def policy_folder(subject: Subject) -> Path:
@@ -36,15 +49,14 @@ async def policy_folder(subject: Subject) -> Path:
     if code != 0:
         raise NoPolicyError(
             f"policy.model {policy.model!r} is neither a folder here ({Path.cwd()}) nor a model on"
-            f" the hub that can be reached: {first_line(errors) or f'code {code}'}"
+            f" the hub that can be reached: {first_line(errors) or f'code {code}'}",
+            refused=code == _REFUSED,
         )
     return Path(output.strip())
 
 
-def fix(subject: Subject) -> str:
-    """For a policy that cannot be had."""
-    return (
-        "correct policy.model, or set HF_TOKEN for a gated model"
-        if not Path(subject.shared.policy.model).exists()
-        else "fetch the model again"
-    )
+def without(subject: Subject, error: NoPolicyError) -> Finding:
+    """For a policy that cannot be had from here. Rented machines may reach what we do not."""
+    fix = "correct policy.model, or set HF_TOKEN for a gated model"
+    say = fail if subject.backend == "local" or error.refused else warn
+    return say(str(error), fix)

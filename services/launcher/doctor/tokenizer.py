@@ -4,8 +4,7 @@ from pathlib import Path
 
 from services.common.fingerprint import TokenizerDigests, tokenizer_digests
 from services.launcher.doctor.children import ask
-from services.launcher.doctor.policy import NoPolicyError, policy_folder
-from services.launcher.doctor.policy import fix as policy_fix
+from services.launcher.doctor.policy import NoPolicyError, policy_folder, without
 from services.launcher.doctor.results import Finding, Status, fail, ok, warn
 from services.launcher.doctor.subject import Subject
 
@@ -16,7 +15,7 @@ async def tokenizer(subject: Subject) -> list[Finding]:
         folder = await policy_folder(subject)
         digests = tokenizer_digests(folder)
     except NoPolicyError as error:
-        return [fail(str(error), policy_fix(subject))]
+        return [without(subject, error)]
     except FileNotFoundError:
         fix = (
             "choose a model with a fast tokenizer, or save one: AutoTokenizer(...).save_pretrained"

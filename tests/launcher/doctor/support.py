@@ -17,7 +17,7 @@ from services.common.config import apply_override, canonical_json, parse
 from services.env_gateway.config import EnvGatewayConfig
 from services.launcher.doctor.examine import run
 from services.launcher.doctor.registry import PROBES
-from services.launcher.doctor.results import Result
+from services.launcher.doctor.results import Result, Status
 from services.launcher.doctor.subject import Subject, subject_of
 from services.launcher.plan import read_spec
 from services.learner.config import LearnerConfig
@@ -68,6 +68,12 @@ def sections(content: Mapping[str, Any]) -> dict[str, Any]:
         service: parse(cls, content[service], where=service).model_dump(mode="json")
         for service, cls in classes.items()
     }
+
+
+def says(result: Result, status: Status, *words: str) -> None:
+    assert result.status is status, result.detail
+    for word in words:
+        assert word in result.detail, result.detail
 
 
 @contextmanager

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from services.launcher.doctor.results import Result, Status
-from tests.launcher.doctor.support import double, emulator, probed, spec, subject
+from services.launcher.doctor.results import Status
+from tests.launcher.doctor.support import double, emulator, probed, says, spec, subject
 from tests.learner.checkpoints.remote_support import BUCKET, s3_server
 
 KEY = "a-key-of-fleet-for-tests"
@@ -18,12 +18,6 @@ def closed_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
-
-
-def says(result: Result, status: Status, *words: str) -> None:
-    assert result.status is status, result.detail
-    for word in words:
-        assert word in result.detail, result.detail
 
 
 @pytest.fixture(scope="module")
