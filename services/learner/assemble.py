@@ -158,14 +158,6 @@ async def _parts(
     tracked = await tracked_run(journal)
     dispatcher.tally.received_before = (await journal.read(accounts))["acknowledged"]
     await asyncio.to_thread(vendors.tracker.open, tracked)
-    checkpoints = UploadedCheckpoints(
-        uploads,
-        runtime.run_dir,
-        journal,
-        run_id=runtime.run_id,
-        run_epoch=run_epoch,
-        keep=config.checkpoint.keep,
-    )
     return Parts(
         config=config,
         seed=runtime.shared.seed,
@@ -176,7 +168,7 @@ async def _parts(
         broadcast=broadcast,
         guard=_guard(runtime, vendors.ranks, journal, run_epoch, meta.get(META, {})),
         snapshots=vendors.snapshots,
-        checkpoints=checkpoints,
+        checkpoints=_checkpoints(runtime, journal, uploads, run_epoch),
         uploads=uploads,
         eval_sets=eval_sets,
         tracker=vendors.tracker,
@@ -187,6 +179,19 @@ async def _parts(
         watchdog=runtime.watchdog,
         drain=runtime.drain,
         told=lambda: runtime.told,
+    )
+
+
+def _checkpoints(
+    runtime: Runtime[LearnerConfig], journal: Journal, uploads: NoUploads, run_epoch: int
+) -> UploadedCheckpoints:
+    return UploadedCheckpoints(
+        uploads,
+        runtime.run_dir,
+        journal,
+        run_id=runtime.run_id,
+        run_epoch=run_epoch,
+        keep=runtime.config.checkpoint.keep,
     )
 
 

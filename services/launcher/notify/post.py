@@ -54,9 +54,8 @@ class Post:
 
     async def deliver(self) -> None:
         """Send all that is due now, to all targets at once, in order for each."""
-        targets: dict[Target, list[Letter]] = {}
         while letters := [letter for letter in self._outbox.heads() if self._due(letter)]:
-            targets = {letter.target: [] for letter in letters}
+            targets: dict[Target, list[Letter]] = {letter.target: [] for letter in letters}
             for letter in letters:
                 targets[letter.target].append(letter)
             await asyncio.gather(*(self._deliver_to(found) for found in targets.values()))
