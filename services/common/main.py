@@ -149,15 +149,7 @@ async def _run(
 ) -> None:
     arguments = around.arguments
     registry = _registry_channel(around, arguments.registry) if arguments.registry else None
-    peers = Peers(
-        token=around.token,
-        run_id=around.run_id,
-        replica=arguments.replica,
-        fixed=arguments.peers,
-        registry=around.contract,
-        registry_channel=registry,
-        tls=around.tls,
-    )
+    peers = _peers(around, registry)
     runtime = Runtime(
         service=around.service,
         config=config,
@@ -183,6 +175,18 @@ async def _run(
         await peers.close()
         if registry is not None:
             await registry.close()
+
+
+def _peers(around: _Surroundings, registry: grpc.aio.Channel | None) -> Peers:
+    return Peers(
+        token=around.token,
+        run_id=around.run_id,
+        replica=around.arguments.replica,
+        fixed=around.arguments.peers,
+        registry=around.contract,
+        registry_channel=registry,
+        tls=around.tls,
+    )
 
 
 def _registry_channel(around: _Surroundings, address: str) -> grpc.aio.Channel:

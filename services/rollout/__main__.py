@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -103,6 +104,7 @@ async def serve(runtime: Runtime[RolloutConfig]) -> None:
 
 
 async def _connect(runtime: Runtime[RolloutConfig], model: "_Model", engine: "Engine") -> "_Parts":
+    from services.common import rpc
     from services.rollout.adapters.env_gateway import GatewayEnvironment
     from services.rollout.adapters.learner import GroupClient, PolicyClient, RunEpoch
     from services.rollout.episode import AttemptRunner
@@ -123,7 +125,8 @@ async def _connect(runtime: Runtime[RolloutConfig], model: "_Model", engine: "En
     )
     name = shared_name(runtime.run_id, runtime.run_dir)
     staged = SHARED_MEMORY / f"{name}-{runtime.worker_id}.safetensors"
-    feed = PolicyClient(learner, identity, epoch, token=runtime.token, tls=runtime.tls)
+    weights = partial(rpc.channel, token=runtime.token, tls=runtime.tls, peer="learner")
+    feed = PolicyClient(learner, identity, epoch, weights=weights)
     follower = PolicyFollower(feed, engine, staged, watchdog)
     groups = GroupClient(learner, identity, epoch)
     return _parts(runtime, engine, environment, groups, runner, follower)
