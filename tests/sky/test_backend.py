@@ -12,7 +12,7 @@ import pytest
 from services.launcher.adapters.sky_backend import SkyBackend
 from services.launcher.adapters.sky_client import SkyClient
 from services.launcher.config import LauncherConfig
-from services.launcher.ports import CapacityError, Launch
+from services.launcher.ports import BackendError, Launch
 from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT, Exit, Key
 from services.launcher.sky import names
 from tests.sky.box.layout import ROOT
@@ -115,14 +115,15 @@ async def test_a_cluster_per_replica_is_reaped_when_no_run_owns_it(
     await _cleaned(backend, run_id)
 
 
-async def test_no_capacity_is_told_from_a_wrong_request(
+async def test_a_machine_that_nobody_has_at_any_time_is_a_wrong_wish(
     backend: SkyBackend, tmp_path: Path
 ) -> None:
     wish = {"ordered": [{**_GPU, "accelerators": "H100:2", "cpus": "64"}]}
     config = _config("cluster", rollout=wish)
     launch = _launch(tmp_path, "nothing-20260101-000000", (ROLLOUT, 0), config)
-    with pytest.raises(CapacityError):
+    with pytest.raises(BackendError, match="does not contain any instances") as caught:
         await backend.start(launch)
+    assert type(caught.value) is BackendError
 
 
 async def _cleaned(backend: SkyBackend, run_id: str) -> None:
