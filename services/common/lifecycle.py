@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from types import FrameType
 
@@ -34,6 +34,8 @@ class Lifecycle:
         registry_channel: grpc.aio.Channel | None,
     ) -> None:
         self.status = Status()
+        # The newest metrics that the launcher has sent.
+        self.told: Mapping[str, float] = {}
         self._drain = drain
         self._identity = identity
         self._contract = contract
@@ -74,9 +76,13 @@ class Lifecycle:
             status=lambda: self.status,
             drain=self.drain,
             stop=self.stop,
+            told=self._hear,
         )
         self._membership = asyncio.create_task(membership.run(address), name="membership")
         self._membership.add_done_callback(self._membership_ended)
+
+    def _hear(self, metrics: Mapping[str, float]) -> None:
+        self.told = metrics
 
     async def _leave(self) -> None:
         if self._membership is None or self._member is None:

@@ -1,31 +1,77 @@
-"""Which addresses may be listened on."""
+"""Which addresses may be listened on and dialled.
+
+Without TLS everything a service says is readable on the wire, and so is its token: only loopback
+will do, which no other machine can reach.
+"""
 
 import ipaddress
 
 from services.common.errors import ConfigError
 
+_ANY = {"0.0.0.0", "::"}
 
-def check_listen(address: str) -> tuple[str, int]:
-    """`host:port` split, if it is on loopback; raises ConfigError otherwise.
 
-    Everything a service says is readable on the wire, so that other machines must not reach it.
-    """
-    host, colon, port = address.rpartition(":")
-    bare = host.removeprefix("[").removesuffix("]")
-    if not colon or not bare or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"listen address {address!r}: write host:port, as in 127.0.0.1:0")
-    if not _is_loopback(bare):
+def check_listen(address: str, *, encrypted: bool = False) -> tuple[str, int]:
+    """`host:port` split; raises ConfigError where it is beyond loopback and not `encrypted`."""
+    host, port = split(address, "listen")
+    if not encrypted and not is_loopback(host):
         raise ConfigError(
-            f"refusing to listen on {address}: without TLS only loopback is allowed, and TLS is"
-            " not available yet; listen on 127.0.0.1:0 and reach it through an SSH tunnel"
+            f"refusing to listen on {address}: without TLS only loopback is allowed; pass"
+            " --tls-dir (the launcher mints one per run), or listen on 127.0.0.1:0 and reach it"
+            " through an SSH tunnel"
         )
-    return bare, int(port)
+    return host, port
 
 
-def _is_loopback(host: str) -> bool:
+def check_dial(address: str, *, encrypted: bool) -> None:
+    """Raises ConfigError where calls to `address` would leave this machine as plain text."""
+    host, _ = split(address, "peer")
+    if not encrypted and not is_loopback(host):
+        raise ConfigError(
+            f"refusing to call {address}: beyond loopback a token may travel only under TLS; pass"
+            " --tls-dir (the launcher mints one per run), or reach it through an SSH tunnel"
+        )
+
+
+def advertised(host: str, port: int, advertise: str | None) -> str:
+    """What to tell others after listening on `host` and `port`: `advertise` is a host, or
+    host:port where the port is mapped to another one too. Raises ConfigError."""
+    if advertise is None:
+        if host in _ANY:
+            raise ConfigError(
+                f"listening on {host} says nothing about how others reach this machine: pass"
+                " --advertise HOST"
+            )
+        return joined(host, port)
+    mapped, colon, outer = advertise.rpartition(":")
+    if colon and outer.isdecimal() and (":" not in mapped or mapped.endswith("]")):
+        return joined(_bare(mapped), int(outer))
+    return joined(_bare(advertise), port)
+
+
+def joined(host: str, port: int) -> str:
+    """host:port, in brackets where the host has colons itself."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this machine can be there."""
     if host == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def split(address: str, what: str) -> tuple[str, int]:
+    """host:port of a `what` address, without brackets; raises ConfigError."""
+    host, colon, port = address.rpartition(":")
+    bare = _bare(host)
+    if not colon or not bare or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"{what} address {address!r}: write host:port, as in 127.0.0.1:0")
+    return bare, int(port)
+
+
+def _bare(host: str) -> str:
+    return host.removeprefix("[").removesuffix("]")

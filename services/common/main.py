@@ -18,12 +18,13 @@ from services.common.arguments import Arguments, parse_arguments, read_token
 from services.common.config import Model, load_spec, parse
 from services.common.errors import ConfigError, ServiceError
 from services.common.lifecycle import Lifecycle
-from services.common.listen import check_listen
+from services.common.listen import advertised, check_dial, check_listen
 from services.common.membership import Identity, RegistryContract
 from services.common.peers import Peers
 from services.common.rpc import channel
 from services.common.runtime import Runtime
 from services.common.spec import SharedConfig, parse_shared
+from services.common.tls import Tls, read_tls
 from services.common.watchdog import Watchdog
 
 __all__ = ["RegistryContract", "Runtime", "entry"]
@@ -61,6 +62,9 @@ def entry(
         if arguments.check_config:
             print(f"{arguments.config}: the configuration of {service} is valid")
             sys.exit(OK)
+        if arguments.print_config:
+            print(config.model_dump_json())
+            sys.exit(OK)
         surroundings = _surroundings(service, arguments, shared, registry)
         sys.exit(_exit_code(surroundings, _run(surroundings, spec, shared, config, load)))
     except ConfigError as error:
@@ -77,6 +81,7 @@ class _Surroundings:
     run_id: str
     run_dir: Path
     token: str
+    tls: Tls | None
     contract: RegistryContract | None
     log: structlog.stdlib.BoundLogger
 
@@ -112,16 +117,27 @@ def _surroundings(
 ) -> _Surroundings:
     if arguments.registry and registry is None:
         raise ConfigError(f"{service} cannot use a registry: pass --peer NAME=HOST:PORT")
-    check_listen(arguments.listen)
-    token = read_token(arguments.token_file)
+    token, tls = read_token(arguments.token_file), read_tls(arguments.tls_dir)
     run_id = arguments.run_id or f"{shared.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    if tls is not None:
+        tls.check_is(service, run_id)
+    _check_addresses(arguments, encrypted=tls is not None)
     run_dir = arguments.run_dir or Path("runs") / run_id
     run_dir.mkdir(parents=True, exist_ok=True)
     log.setup(service, run_id, replica=arguments.replica)
     log.add_secret(token)
     contract = registry() if registry is not None and arguments.registry else None
     logger = log.get_logger(f"services.{service}")
-    return _Surroundings(service, arguments, run_id, run_dir, token, contract, logger)
+    return _Surroundings(service, arguments, run_id, run_dir, token, tls, contract, logger)
+
+
+def _check_addresses(arguments: Arguments, *, encrypted: bool) -> None:
+    """Before anything is loaded. Raises ConfigError."""
+    host, port = check_listen(arguments.listen, encrypted=encrypted)
+    advertised(host, port, arguments.advertise)
+    for address in (*arguments.peers.values(), arguments.registry):
+        if address is not None:
+            check_dial(address, encrypted=encrypted)
 
 
 async def _run(
@@ -132,15 +148,8 @@ async def _run(
     load: Callable[[], Service[C]],
 ) -> None:
     arguments = around.arguments
-    registry = channel(arguments.registry, token=around.token) if arguments.registry else None
-    peers = Peers(
-        token=around.token,
-        run_id=around.run_id,
-        replica=arguments.replica,
-        fixed=arguments.peers,
-        registry=around.contract,
-        registry_channel=registry,
-    )
+    registry = _registry_channel(around, arguments.registry) if arguments.registry else None
+    peers = _peers(around, registry)
     runtime = Runtime(
         service=around.service,
         config=config,
@@ -149,9 +158,11 @@ async def _run(
         run_id=around.run_id,
         run_dir=around.run_dir,
         token=around.token,
+        tls=around.tls,
         peers=peers,
         replica=arguments.replica,
         listen=arguments.listen,
+        advertise=arguments.advertise,
         watchdog=Watchdog(dump_folder=around.run_dir / "stacks"),
         log=around.log,
     )
@@ -164,6 +175,25 @@ async def _run(
         await peers.close()
         if registry is not None:
             await registry.close()
+
+
+def _peers(around: _Surroundings, registry: grpc.aio.Channel | None) -> Peers:
+    return Peers(
+        token=around.token,
+        run_id=around.run_id,
+        replica=around.arguments.replica,
+        fixed=around.arguments.peers,
+        registry=around.contract,
+        registry_channel=registry,
+        tls=around.tls,
+    )
+
+
+def _registry_channel(around: _Surroundings, address: str) -> grpc.aio.Channel:
+    # Not waiting for ready under TLS: a call that waits never says why a handshake fails.
+    tls = around.tls
+    waits = tls is None
+    return channel(address, token=around.token, wait_for_ready=waits, tls=tls, peer="launcher")
 
 
 async def _serve(

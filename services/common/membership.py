@@ -13,6 +13,7 @@ import grpc.aio
 from services.common.log import get_logger
 from services.common.peers import Peers, RegistryContract
 from services.common.rpc import seconds, service_error
+from services.common.tls import likely_cause
 
 __all__ = ["Identity", "Membership", "Peers", "RegistryContract", "Status"]
 
@@ -50,7 +51,8 @@ class Membership:
     """Registers an address and sends heartbeats.
 
     Calls `drain(reason)` when told to, or when no heartbeat has got through for `orphan_after`;
-    calls `stop(reason)` when told to stop or replaced by another incarnation.
+    calls `stop(reason)` when told to stop or replaced by another incarnation. `told` gets the
+    metrics that the launcher sends along.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Membership:
         status: Callable[[], Status],
         drain: Callable[[str], None],
         stop: Callable[[str], None],
+        told: Callable[[Mapping[str, float]], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._identity = identity
@@ -70,11 +73,14 @@ class Membership:
         self._status = status
         self._drain = drain
         self._stop = stop
+        self._told = told
         self._clock = clock
         self._interval_s = _INTERVAL_S
         self._orphan_after_s = _ORPHAN_AFTER_S
         self._registered = False
         self._address = ""
+        # What the last failure most likely means.
+        self._cause = ""
 
     async def run(self, address: str) -> None:
         """Stay a member until cancelled, stopped or replaced."""
@@ -92,7 +98,8 @@ class Membership:
                 return
             if not orphaned and self._clock() - heard_at > self._orphan_after_s:
                 orphaned = True
-                self._drain(f"no word from the launcher for {self._orphan_after_s:.0f} s")
+                because = f": {self._cause}" if self._cause else ""
+                self._drain(f"no word from the launcher for {self._orphan_after_s:.0f} s{because}")
             await asyncio.sleep(self._interval_s)
 
     async def farewell(self) -> None:
@@ -113,6 +120,8 @@ class Membership:
             self._orphan_after_s = seconds(response.orphan_after) or _ORPHAN_AFTER_S
             self._registered = True
         response = await self._stub.Heartbeat(self._heartbeat(), timeout=_CALL_TIMEOUT_S)
+        if self._told is not None and response.metrics:
+            self._told(dict(response.metrics))
         if response.command == self._messages.COMMAND_DRAIN:
             self._drain("the launcher said so")
         if response.command == self._messages.COMMAND_STOP:
@@ -127,8 +136,10 @@ class Membership:
             return True
         # A launcher that answers but has forgotten this process is told about it again.
         self._registered = self._registered and reason is None
-        code = error.code().name
-        _log.warning("a heartbeat failed", code=code, details=error.details())
+        code, self._cause = error.code().name, likely_cause(error.details())
+        _log.warning(
+            "a heartbeat failed", code=code, details=error.details(), likely_cause=self._cause
+        )
         return False
 
     def _register(self, address: str) -> Any:

@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from services.common.errors import ConfigError
-from services.common.listen import check_listen
+from services.common.listen import is_loopback, split
 
 _SECONDS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 60.0)
 
@@ -108,7 +108,12 @@ def event_counter(name: str, help: str, *labels: str) -> Callable[..., Callable[
 
 def start_http(listen: str) -> str:
     """Serve /metrics from a thread of its own; returns the address. Raises ConfigError."""
-    host, port = check_listen(listen)
+    host, port = split(listen, "metrics")
+    if not is_loopback(host):
+        raise ConfigError(
+            f"refusing to serve metrics on {listen}: they are plain text, for loopback only; use"
+            " 127.0.0.1:0 and fetch them through an SSH tunnel"
+        )
     try:
         server, _ = start_http_server(port, addr=host)
     except OSError as error:

@@ -13,6 +13,7 @@ from services.common.channel import CallDefaults, Channel, MetadataSource
 from services.common.errors import ConfigError
 from services.common.log import get_logger
 from services.common.rpc import DEFAULT_STREAM_TIMEOUT_S, DEFAULT_TIMEOUT_S, plain_channel
+from services.common.tls import Tls, likely_cause
 
 _RETRY_S = 1.0
 _RESOLVE_TIMEOUT_S = 3600.0
@@ -46,8 +47,10 @@ class Peers:
         fixed: Mapping[str, str] | None = None,
         registry: RegistryContract | None = None,
         registry_channel: grpc.aio.Channel | None = None,
+        tls: Tls | None = None,
     ) -> None:
         self._token = token
+        self._tls = tls
         self._run_id = run_id
         self._replica = replica
         self._fixed = dict(fixed or {})
@@ -68,12 +71,15 @@ class Peers:
         It follows the service to new addresses, so stubs made from it stay good. Calls behave as
         on `rpc.channel`, but where the registry resolves the service, a call to one that has gone
         fails with UNAVAILABLE after some seconds instead of waiting for it: the next one may
-        already go to its successor. Raises ConfigError if nothing can resolve `service`.
+        already go to its successor. Raises ConfigError if nothing can resolve `service`, or if it
+        is beyond loopback and there is no TLS.
         """
         peer = self._peers.get(service)
         if peer is None:
             peer = self._peers[service] = self._resolve(service)
         await peer.known.wait()
+        if peer.refusal is not None:
+            raise peer.refusal
         defaults = CallDefaults(self._token, metadata, timeout_s, stream_timeout_s)
         return Channel(peer.current, defaults)
 
@@ -83,7 +89,7 @@ class Peers:
             await peer.close()
 
     def _resolve(self, service: str) -> "_Peer":
-        peer = _Peer(service)
+        peer = _Peer(service, self._tls)
         if service in self._fixed:
             peer.move(self._fixed[service], wait_for_ready=True)
         elif self._registry is not None and self._registry_channel is not None:
@@ -106,7 +112,11 @@ class Peers:
                 async for response in stub.ResolvePeers(request, timeout=_RESOLVE_TIMEOUT_S):
                     self._choose(peer, {entry.replica: entry.address for entry in response.peers})
             except grpc.aio.AioRpcError as error:
-                _log.debug("cannot resolve a peer", peer=peer.service, code=error.code().name)
+                code, cause = error.code().name, likely_cause(error.details())
+                _log.debug("cannot resolve a peer", peer=peer.service, code=code, cause=cause)
+            except ConfigError as error:
+                peer.refuse(error)
+                return
             await asyncio.sleep(_RETRY_S * random.uniform(0.5, 1.0))
 
     def _choose(self, peer: "_Peer", addresses: Mapping[int, str]) -> None:
@@ -122,8 +132,11 @@ class Peers:
 class _Peer:
     """One service: its present address, and the channel to it."""
 
-    def __init__(self, service: str) -> None:
+    def __init__(self, service: str, tls: Tls | None) -> None:
         self.service = service
+        self._tls = tls
+        # Why it may not be called where it is.
+        self.refusal: ConfigError | None = None
         self.replica: int | None = None
         self.known = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
@@ -138,8 +151,11 @@ class _Peer:
     def move(self, address: str, *, wait_for_ready: bool) -> None:
         if address == self._address:
             return
-        old, self._address = self._channel, address
-        self._channel = plain_channel(address, wait_for_ready=wait_for_ready)
+        old = self._channel
+        self._channel = plain_channel(
+            address, wait_for_ready=wait_for_ready, tls=self._tls, peer=self.service
+        )
+        self._address = address
         self.known.set()
         named = self.service if self.replica is None else f"{self.service}-{self.replica}"
         _log.info("found a peer", peer=named, address=address)
@@ -147,6 +163,12 @@ class _Peer:
             closing = asyncio.create_task(old.close(_OLD_CHANNEL_GRACE_S))
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
+
+    def refuse(self, refusal: ConfigError) -> None:
+        """Whoever asks for it from here on gets this."""
+        _log.error("a peer may not be called", peer=self.service, error=str(refusal))
+        self.refusal = refusal
+        self.known.set()
 
     async def close(self) -> None:
         tasks = [task for task in (self.task, *self._closing) if task is not None]

@@ -2,6 +2,11 @@
 
 grpcio's defaults do not notice a frozen peer, let two servers share one port, leak exception
 texts, and reconnect after seconds; the options here answer each of these, and the tests say which.
+
+Under TLS: a handshake that fails is UNAVAILABLE like a peer that is away, is tried again for ever
+by a call that waits for ready, and ends it with a bare "Deadline Exceeded"; what the server has
+against a client's certificate, the client only sees as "Socket closed". `tls.likely_cause` reads
+what there is to read.
 """
 
 import asyncio
@@ -24,7 +29,8 @@ from services.common.errors import ConfigError, ServiceError
 from services.common.handlers import Interceptor, abort
 from services.common.health import METHODS as HEALTH_METHODS
 from services.common.health import Health
-from services.common.listen import check_listen
+from services.common.listen import advertised, check_dial, check_listen
+from services.common.tls import Tls, channel_credentials, server_credentials
 
 T = TypeVar("T")
 
@@ -67,6 +73,8 @@ _CHANNEL_OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 1_000),
     # Channels with equal options would share one connection, and close it for each other.
     ("grpc.use_local_subchannel_pool", 1),
+    # Peers are on this machine or of this run: no proxy of the environment is between.
+    ("grpc.enable_http_proxy", 0),
 ]
 _SERVER_OPTIONS = [*_OPTIONS, ("grpc.so_reuseport", 0)]
 
@@ -87,17 +95,27 @@ REQUEST_STREAMS = [
 ]
 
 
-def plain_channel(address: str, *, wait_for_ready: bool = True) -> grpc.aio.Channel:
+def plain_channel(
+    address: str, *, wait_for_ready: bool = True, tls: Tls | None = None, peer: str = ""
+) -> grpc.aio.Channel:
     """A channel with the right options that adds nothing to calls.
 
     With `wait_for_ready` a call to an absent peer waits until its deadline; without, it is tried
-    for some 3 seconds and fails with UNAVAILABLE.
+    for some 3 seconds and fails with UNAVAILABLE. With `tls` the other side must have the
+    certificate of the run's service `peer`, whatever its address is. Raises ConfigError beyond
+    loopback without `tls`.
     """
+    check_dial(address, encrypted=tls is not None)
     retried = {"name": [{}], "waitForReady": wait_for_ready, "retryPolicy": _RETRY_POLICY}
     once = {"name": REQUEST_STREAMS, "waitForReady": wait_for_ready}
     config = json.dumps({"methodConfig": [retried, once]})
     options = [*_CHANNEL_OPTIONS, ("grpc.service_config", config)]
-    return grpc.aio.insecure_channel(address, options=options)
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    if not peer:
+        raise ValueError("under TLS a channel must know whose certificate to expect")
+    options.append(("grpc.ssl_target_name_override", tls.name_of(peer)))
+    return grpc.aio.secure_channel(address, channel_credentials(tls), options=options)
 
 
 def channel(
@@ -107,13 +125,16 @@ def channel(
     metadata: MetadataSource | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     stream_timeout_s: float = DEFAULT_STREAM_TIMEOUT_S,
+    wait_for_ready: bool = True,
+    tls: Tls | None = None,
+    peer: str = "",
 ) -> grpc.aio.Channel:
     """A channel whose calls carry the token, trace context, `metadata()` and a deadline.
 
     The deadline is `timeout_s`, for calls with a stream `stream_timeout_s`, where the caller
-    gives none.
+    gives none. The rest is as for `plain_channel`.
     """
-    inner = plain_channel(address)
+    inner = plain_channel(address, wait_for_ready=wait_for_ready, tls=tls, peer=peer)
     return Channel(lambda: inner, CallDefaults(token, metadata, timeout_s, stream_timeout_s))
 
 
@@ -131,7 +152,7 @@ def server(*, token: str, unauthenticated: Collection[str] = HEALTH_METHODS) -> 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A running server: where it listens, and its answer to health checks."""
+    """A running server: where others reach it, and its answer to health checks."""
 
     address: str
     health: Health
@@ -142,25 +163,36 @@ class Serving:
 
 @asynccontextmanager
 async def serving(
-    server: grpc.aio.Server, listen: str, *, grace_s: float = 5.0
+    server: grpc.aio.Server,
+    listen: str,
+    *,
+    tls: Tls | None = None,
+    advertise: str | None = None,
+    grace_s: float = 5.0,
 ) -> AsyncGenerator[Serving]:
     """Serve while the block runs; health is NOT_SERVING until the block says otherwise.
 
-    At the end health turns NOT_SERVING, new calls are refused and running ones have `grace_s` to
-    finish. Raises ConfigError if `listen` is not loopback or taken.
+    With `tls` only holders of a certificate of the run get as far as a call, health included.
+    `advertise` is where others reach this machine, as a host or host:port, if not at `listen`. At
+    the end health turns NOT_SERVING, new calls are refused and running ones have `grace_s` to
+    finish. Raises ConfigError if `listen` is taken, or beyond loopback without `tls`.
     """
-    host, _ = check_listen(listen)
+    host, _ = check_listen(listen, encrypted=tls is not None)
+    advertised(host, 0, advertise)  # complains before anything is open
     health = Health()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     try:
-        port = server.add_insecure_port(listen)
+        if tls is None:
+            port = server.add_insecure_port(listen)
+        else:
+            port = server.add_secure_port(listen, server_credentials(tls))
     except RuntimeError as error:
         raise ConfigError(
             f"cannot listen on {listen}: another process has the port; stop it, or use port 0"
         ) from error
     await server.start()
     try:
-        yield Serving(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", health)
+        yield Serving(advertised(host, port, advertise), health)
     finally:
         health.set(False)
         await server.stop(grace_s)

@@ -3,17 +3,21 @@
 import asyncio
 import uuid
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import grpc.aio
 import structlog
 
 from services.common.config import Model
 from services.common.lifecycle import Lifecycle
 from services.common.log import get_logger
 from services.common.peers import Peers
+from services.common.rpc import Serving, serving
 from services.common.spec import SharedConfig
+from services.common.tls import Tls
 from services.common.watchdog import Watchdog
 
 C = TypeVar("C", bound=Model)
@@ -35,10 +39,14 @@ class Runtime(Generic[C]):
     run_dir: Path
     token: str
     peers: Peers
+    # None on loopback alone.
+    tls: Tls | None = None
     replica: int = 0
     # New for every process.
     incarnation: str = field(default_factory=lambda: uuid.uuid4().hex)
     listen: str = "127.0.0.1:0"
+    # Where others reach it, if not there.
+    advertise: str | None = None
     drain: asyncio.Event = field(default_factory=asyncio.Event)
     watchdog: Watchdog = field(default_factory=Watchdog)
     log: structlog.stdlib.BoundLogger = field(default_factory=lambda: get_logger("services"))
@@ -71,6 +79,15 @@ class Runtime(Generic[C]):
         for name, value in given.items():
             if value is not None:
                 setattr(self.lifecycle.status, name, value)
+
+    def serving(self, server: grpc.aio.Server) -> AbstractAsyncContextManager[Serving]:
+        """Serve where the command line says, under the run's TLS if there is any."""
+        return serving(server, self.listen, tls=self.tls, advertise=self.advertise)
+
+    @property
+    def told(self) -> Mapping[str, float]:
+        """What the launcher knows of the run and this process does not: `cost/*`."""
+        return {} if self.lifecycle is None else self.lifecycle.told
 
     async def announce(self, address: str) -> None:
         """Tell the launcher that this replica is reached at `address`; heartbeats follow."""

@@ -42,7 +42,7 @@ async def serve(runtime: Runtime[EnvGatewayConfig]) -> None:
         server = rpc.server(token=runtime.token)
         service = EpisodeService(gateway, runtime.drain.set)
         episode_service_pb2_grpc.add_EpisodeServiceServicer_to_server(service, server)
-        serving = await stack.enter_async_context(rpc.serving(server, runtime.listen))
+        serving = await stack.enter_async_context(runtime.serving(server))
         keeping = asyncio.create_task(_keep(gateway))
         serving.set_serving(True)
         runtime.set_status(phase="serving", serving=True)

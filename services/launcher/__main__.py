@@ -4,21 +4,31 @@ import argparse
 import asyncio
 import fcntl
 import os
-import secrets
 import signal
 import sys
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import grpc.aio
 
 from flotilla.launcher.v1 import registry_service_pb2_grpc, run_service_pb2_grpc
 from services.common import log, rpc
-from services.launcher import address_file
+from services.common.errors import ConfigError
+from services.common.listen import advertised, is_loopback, split
+from services.launcher import address_file, identity
 from services.launcher.adapters.local import LocalBackend
-from services.launcher.launcher import Launcher
+from services.launcher.adapters.messengers import notifying
+from services.launcher.adapters.registries import RunRegistries
+from services.launcher.budget import meter
+from services.launcher.doctor.gate import doctor_gate
+from services.launcher.launcher import Equipment, Launcher
+from services.launcher.ports import Backend, BackendError, Backends, Hooks
 from services.launcher.service import RegistryService, RunService
-from services.launcher.store import Store
+from services.launcher.store import LedgerError, Store
+from services.launcher.tell import Teller
 
 _CLOSE_GRACE_S = 30.0
 _IDLE_CHECK_S = 0.5
@@ -31,7 +41,14 @@ def arguments() -> argparse.ArgumentParser:
         epilog="SIGTERM drains all runs and exits; a second one ends them at once.",
     )
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of all runs")
-    parser.add_argument("--listen", default="127.0.0.1:0", help="host:port; port 0 is any free")
+    parser.add_argument(
+        "--listen",
+        default="127.0.0.1:0",
+        help="host:port; port 0 is any free. Beyond loopback launcher.json holds a certificate too",
+    )
+    parser.add_argument(
+        "--advertise", metavar="HOST[:PORT]", help="where clients reach it, if not at --listen"
+    )
     parser.add_argument(
         "--idle-exit", type=float, metavar="SECONDS", help="exit when no run was active for so long"
     )
@@ -50,12 +67,25 @@ def alone(runs: Path) -> Generator[bool]:
         yield True
 
 
-async def serve(runs: Path, listen: str, idle_exit: float | None) -> None:
-    """Tidy up after a dead launcher, then serve until told to stop."""
-    stop = asyncio.Event()
-    token = secrets.token_urlsafe(32)
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a launcher serves."""
+
+    runs: Path
+    listen: str
+    advertise: str | None
+    idle_exit: float | None
+    backends: Backends
+    hooks: Hooks
+
+
+async def serve(options: Options) -> None:
+    """Take over what a dead launcher left, then serve until told to stop."""
+    stop, runs = asyncio.Event(), options.runs
     store = Store(runs / "launcher.sqlite")
-    launcher = Launcher(runs, store, LocalBackend(runs), token)
+    # Registries need the launcher, which needs registries.
+    registries = RunRegistries(runs, lambda run_id, server: add_registry(launcher, run_id, server))
+    launcher = Launcher(runs, store, Equipment(options.backends, registries, options.hooks))
 
     def on_signal() -> None:
         if stop.is_set():
@@ -65,18 +95,59 @@ async def serve(runs: Path, listen: str, idle_exit: float | None) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
     await launcher.recover()
-    server = rpc.server(token=token)
-    run_service_pb2_grpc.add_RunServiceServicer_to_server(RunService(launcher), server)
-    registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(
-        RegistryService(launcher), server
-    )
-    async with rpc.serving(server, listen, grace_s=1.0) as serving:
-        launcher.registry = serving.address
-        serving.set_serving(True)
-        with address_file.written(runs, serving.address, token):
-            await _until_told(stop, launcher, idle_exit)
-            await launcher.close(_CLOSE_GRACE_S)
+    teller = Teller(store, options.hooks.observers)
+    watches = [asyncio.create_task(teller.run()), asyncio.create_task(launcher.watch_for_leaks())]
+    async with _reachable(options, launcher):
+        await _until_told(stop, launcher, options.idle_exit)
+        await launcher.close(_CLOSE_GRACE_S)
+    for watch in watches:
+        watch.cancel()
+    await asyncio.gather(*watches, return_exceptions=True)
+    await teller.tell()
     store.close()
+
+
+@asynccontextmanager
+async def _reachable(options: Options, launcher: Launcher) -> AsyncGenerator[None]:
+    """Serve RunService, with launcher.json for its clients; beyond loopback under TLS."""
+    own = identity.mint_launcher()
+    server = rpc.server(token=own.token)
+    run_service_pb2_grpc.add_RunServiceServicer_to_server(RunService(launcher), server)
+    alone_here = is_loopback(split(options.listen, "listen")[0])
+    tls = None if alone_here else own.tls(identity.LAUNCHER)
+    client = None if alone_here else own.tls(identity.CLIENT)
+    at = rpc.serving(server, options.listen, tls=tls, advertise=options.advertise, grace_s=1.0)
+    async with at as serving:
+        serving.set_serving(True)
+        with address_file.written(options.runs, serving.address, own.token, client):
+            yield
+
+
+async def serve_and_notify(options: Options) -> None:
+    """Serve, and tell people what becomes of the runs, the last word included."""
+    async with notifying(options.runs) as notifier:
+        hooks = replace(options.hooks, observers=(*options.hooks.observers, notifier))
+        await serve(replace(options, hooks=hooks))
+
+
+def add_registry(launcher: Launcher, run_id: str, server: grpc.aio.Server) -> None:
+    registry = RegistryService(launcher, run_id=run_id)
+    registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(registry, server)
+
+
+def backends(runs: Path) -> Backends:
+    """What `launcher.backend` may name."""
+    return {"local": lambda: LocalBackend(runs), "sky": lambda: _sky(runs)}
+
+
+def _sky(runs: Path) -> Backend:
+    from services.launcher.adapters.sky_backend import SkyBackend
+    from services.launcher.adapters.sky_client import SkyClient
+
+    # An installed launcher has no repository of its own: the one that it was started in counts.
+    here = Path.cwd()
+    root = here if (here / ".git").exists() else Path(__file__).parents[2]
+    return SkyBackend(runs, root=root, client=SkyClient())
 
 
 async def _until_told(stop: asyncio.Event, launcher: Launcher, idle_exit: float | None) -> None:
@@ -91,7 +162,7 @@ async def _until_told(stop: asyncio.Event, launcher: Launcher, idle_exit: float 
 
 
 def main() -> int:
-    """Exit codes: 0 stopped as told, 1 another launcher has the folder."""
+    """Exit codes: 0 stopped as told, 1 another launcher has the folder, or it cannot be kept."""
     given = arguments().parse_args()
     runs = Path(given.runs).resolve()
     runs.mkdir(parents=True, exist_ok=True)
@@ -100,7 +171,21 @@ def main() -> int:
         if not alone_here:
             print(f"error: another launcher is running for {runs}", file=sys.stderr)
             return 1
-        asyncio.run(serve(runs, given.listen, given.idle_exit))
+        options = Options(
+            runs=runs,
+            listen=given.listen,
+            advertise=given.advertise,
+            idle_exit=given.idle_exit,
+            backends=backends(runs),
+            hooks=Hooks(gate=doctor_gate, meter=meter),
+        )
+        try:
+            # Before the runs of a dead launcher are taken over.
+            advertised(split(given.listen, "listen")[0], 0, given.advertise)
+            asyncio.run(serve_and_notify(options))
+        except (BackendError, ConfigError, LedgerError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
     return 0
 
 

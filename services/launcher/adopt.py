@@ -13,7 +13,7 @@ from services.launcher.store import StoredRun
 
 RUN_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 # The learner's: what a run has once its learner has begun, and what it goes on from.
-_LOCK, _JOURNAL = "journal.lock", "journal.sqlite"
+_LOCK, JOURNAL = "journal.lock", "journal.sqlite"
 
 
 def adopted(runs: Path, run_id: str) -> StoredRun | None:
@@ -21,7 +21,7 @@ def adopted(runs: Path, run_id: str) -> StoredRun | None:
     run_dir = runs / run_id
     if not RUN_ID.fullmatch(run_id) or run_dir.is_symlink():
         return None
-    spec, journal = run_dir / SPEC_FILE, run_dir / _JOURNAL
+    spec, journal = run_dir / SPEC_FILE, run_dir / JOURNAL
     if not (spec.is_file() and journal.is_file()):
         return None
     text = spec.read_text(encoding="utf-8")
@@ -41,6 +41,6 @@ def what_is_gone(runs: Path, run_id: str) -> str:
         return f"{run_dir} is a link to another folder: put the run's own folder there"
     if not run_dir.is_dir():
         return f"its folder {run_dir} is gone"
-    if (run_dir / _LOCK).exists() and not (run_dir / _JOURNAL).exists():
-        return f"its journal {run_dir / _JOURNAL} is gone"
+    if (run_dir / _LOCK).exists() and not (run_dir / JOURNAL).exists():
+        return f"its journal {run_dir / JOURNAL} is gone"
     return ""

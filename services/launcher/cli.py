@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from services.launcher import cli_remote
+
 app = typer.Typer(
     name="flotilla",
     no_args_is_help=True,
@@ -29,6 +31,7 @@ env = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(env)
+cli_remote.add_to(app)
 
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 Runs = Annotated[Path, typer.Option("--runs", help="Folder of all runs.", show_default=True)]
@@ -84,6 +87,29 @@ def evaluate(
     from services.launcher.console import train as command
 
     _exit(command.evaluate(target, runs, list(context.args)))
+
+
+@app.command(context_settings=OVERRIDES)
+def plan(
+    context: typer.Context,
+    spec: Annotated[Path, typer.Argument(help="Run spec, TOML or JSON.", exists=True)],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder to write SkyPilot's task files to.")
+    ] = None,
+    one_machine: Annotated[
+        bool,
+        typer.Option("--one-machine", help="All services on one machine, by plain `sky launch`."),
+    ] = False,
+    runs: Runs = RUNS,
+) -> None:
+    """Show which machines a run would ask SkyPilot for, at what price, and its task files.
+
+    Starts nothing, and needs neither SkyPilot nor a network. Prices are those of the catalog that
+    SkyPilot keeps in `~/.sky`. Exit code: 0, or 2 for a bad spec.
+    """
+    from services.launcher.console import plan as command
+
+    _exit(command.plan(spec, runs, list(context.args), out, one_machine=one_machine))
 
 
 @app.command()
@@ -215,6 +241,39 @@ def emulator(context: typer.Context) -> None:
     # In place of this process, so that signals and a parent's end reach the emulator itself.
     command = [sys.executable, "-m", "environments.fleet_emulator", *context.args]
     os.execv(sys.executable, command)
+
+
+@app.command(context_settings=OVERRIDES)
+def doctor(
+    context: typer.Context,
+    spec: Annotated[Path, typer.Argument(help="Run spec, TOML or JSON.", exists=True)],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON array of {probe, status, detail}.")
+    ] = False,
+    skip: Annotated[
+        list[str] | None, typer.Option("--skip", help="Leave this probe out; repeatable.")
+    ] = None,
+    node: Annotated[
+        list[str] | None,
+        typer.Option("--node", help="HOST:PORT of an echo that was started there; repeatable."),
+    ] = None,
+    tls_dir: Annotated[
+        Path | None, typer.Option("--tls-dir", help="Certificates to call nodes with.")
+    ] = None,
+    runs: Runs = RUNS,
+) -> None:
+    """Look for what would make a run fail, before it costs anything.
+
+    Keys are tried where they are good for, ports, memory and disk are compared with what the spec
+    asks for, and one episode of each environment is opened. Before a run is started on rented
+    machines all of this runs by itself. Exit code: 0 nothing failed, 1 something did.
+    """
+    from services.launcher.console import doctor as command
+
+    found = command.doctor(
+        spec, runs, skip or [], node or [], tls_dir, context.args, as_json=as_json
+    )
+    _exit(found)
 
 
 @env.command(name="status")

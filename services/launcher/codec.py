@@ -1,5 +1,6 @@
 """Between the launcher's own words and the wire."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,12 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from flotilla.launcher.v1 import run_service_pb2 as run_pb
+from services.launcher.books import replica_body
 from services.launcher.ports import Launch, Offer
-from services.launcher.registry import Member
-from services.launcher.runs import RunMode, RunState
+from services.launcher.progress import Progress
+from services.launcher.registry import Command, Member
+from services.launcher.runs import Cleanup, Cost, Outcome, RunMode, RunState
 from services.launcher.store import Event, StoredRun
-from services.launcher.supervise import Command, Progress, replica_body
 
 STATES: Mapping[RunState, "run_pb.RunState.ValueType"] = {
     RunState.PREFLIGHT: run_pb.RUN_STATE_PREFLIGHT,
@@ -20,9 +22,25 @@ STATES: Mapping[RunState, "run_pb.RunState.ValueType"] = {
     RunState.STARTING: run_pb.RUN_STATE_STARTING,
     RunState.RUNNING: run_pb.RUN_STATE_RUNNING,
     RunState.DRAINING: run_pb.RUN_STATE_DRAINING,
+    RunState.TEARDOWN: run_pb.RUN_STATE_TEARDOWN,
     RunState.COMPLETED: run_pb.RUN_STATE_COMPLETED,
     RunState.FAILED: run_pb.RUN_STATE_FAILED,
     RunState.STOPPED: run_pb.RUN_STATE_STOPPED,
+}
+OUTCOMES: Mapping[Outcome, "run_pb.Outcome.ValueType"] = {
+    Outcome.NONE: run_pb.OUTCOME_UNSPECIFIED,
+    Outcome.COMPLETED: run_pb.OUTCOME_COMPLETED,
+    Outcome.FAILED: run_pb.OUTCOME_FAILED,
+    Outcome.STOPPED: run_pb.OUTCOME_STOPPED,
+    Outcome.BUDGET: run_pb.OUTCOME_BUDGET,
+    Outcome.DEADLINE: run_pb.OUTCOME_DEADLINE,
+    Outcome.CAPACITY: run_pb.OUTCOME_CAPACITY,
+}
+CLEANUPS: Mapping[Cleanup, "run_pb.Cleanup.ValueType"] = {
+    Cleanup.PENDING: run_pb.CLEANUP_PENDING,
+    Cleanup.VERIFYING: run_pb.CLEANUP_VERIFYING,
+    Cleanup.VERIFIED: run_pb.CLEANUP_VERIFIED,
+    Cleanup.LEAK_SUSPECTED: run_pb.CLEANUP_LEAK_SUSPECTED,
 }
 MODES: Mapping[RunMode, "run_pb.RunMode.ValueType"] = {
     RunMode.TRAIN: run_pb.RUN_MODE_TRAIN,
@@ -69,16 +87,35 @@ def run(stored: StoredRun, folder: Path, *, brief: bool = False) -> run_pb.Run:
         error=found.error,
         metrics={} if brief else stored.metrics,
         directory=str(folder / found.run_id),
+        outcome=OUTCOMES[found.outcome if found.state.ended else Outcome.NONE],
+        cleanup=CLEANUPS[found.cleanup],
+        cleanup_detail=found.cleanup_detail,
+        cost=_cost(found.cost, stored.spec_json),
+        backend=found.backend,
+        unreachable=found.unreachable,
     )
 
 
-def event(found: Event) -> run_pb.WatchRunResponse:
+def _cost(found: Cost, spec_json: str) -> run_pb.Cost:
+    limits = json.loads(spec_json).get("launcher", {})
+    return run_pb.Cost(
+        accrued=found.accrued,
+        per_hour=found.per_hour,
+        max_cost=limits.get("max_cost", 0.0),
+        max_hours=limits.get("max_hours", 0.0),
+        accrued_by_service=found.by_service,
+    )
+
+
+def event(found: Event, spec_json: str) -> run_pb.WatchRunResponse:
     response = run_pb.WatchRunResponse(event=found.number, time=timestamp(found.time))
     match found.kind:
         case "state":
             response.state = STATES[RunState(found.body["state"])]
         case "replica":
             response.replica.CopyFrom(replica(found.body))
+        case "cost":
+            response.cost.CopyFrom(_cost(Cost(**found.body), spec_json))
         case "progress":
             response.progress.CopyFrom(run_pb.Progress(**found.body))
         case _:
@@ -93,6 +130,7 @@ def planned(launch: Launch, replicas: int, offer: Offer) -> run_pb.PlannedServic
         command=launch.command,
         resources=offer.resources,
         task_yaml=offer.task_yaml,
+        dollars_per_hour=offer.dollars_per_hour,
     )
 
 

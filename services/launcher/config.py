@@ -1,9 +1,13 @@
 """The launcher's own part of a run spec: `[launcher]`."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from services.common.config import Model
+from services.launcher.notify_config import NotifyConfig
 from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT, Policy
+from services.launcher.sky_config import SkyConfig
 
 
 class ServiceShape(Model):
@@ -22,6 +26,15 @@ class LearnerShape(Model):
 class LauncherConfig(Model):
     """How a run is started, watched and ended."""
 
+    # `local`: processes of this machine. `sky`: machines that SkyPilot finds.
+    backend: Literal["local", "sky"] = "local"
+    sky: SkyConfig = SkyConfig()
+    # US dollars, and hours since the run was begun: what is reached first drains and stops it.
+    max_cost: float | None = Field(default=None, gt=0)
+    max_hours: float | None = Field(default=None, gt=0)
+    notify: NotifyConfig = NotifyConfig()
+    # Probes of `flotilla doctor` to leave out, by name.
+    skip_probes: tuple[str, ...] = ()
     env_gateway: ServiceShape = ServiceShape()
     rollout: ServiceShape = ServiceShape()
     learner: LearnerShape = LearnerShape()
@@ -36,6 +49,8 @@ class LauncherConfig(Model):
     start_timeout_s: float = Field(default=1800.0, gt=0)
     # How long draining may take before processes are killed.
     drain_s: float = Field(default=60.0, gt=0)
+    # How long it is looked for what a run may have left, before a leak is suspected.
+    clean_s: float = Field(default=600.0, ge=0)
     heartbeat_interval_s: float = Field(default=1.0, gt=0)
     # A replica silent for so long is reported; only the end of its process counts as its death.
     silent_after_s: float = Field(default=30.0, gt=0)
@@ -50,7 +65,17 @@ class LauncherConfig(Model):
             backoff_max_s=self.backoff_max_s,
             start_timeout_s=self.start_timeout_s,
             drain_s=self.drain_s,
+            attempts=self.sky.provision.attempts,
+            attempt_backoff_s=self.sky.provision.backoff_s,
+            clean_s=self.clean_s,
         )
+
+    def patience_s(self) -> float:
+        """How long services go on without a word from the launcher. On other machines it is their
+        watcher that ends them, and a launcher that comes back sooner finds them as they were."""
+        if self.backend == "sky":
+            return max(self.orphan_after_s, self.sky.unit_lease_s)
+        return self.orphan_after_s
 
     def replicas(self) -> dict[str, int]:
         return {

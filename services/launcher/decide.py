@@ -5,10 +5,12 @@ Level-triggered: calling it twice does no harm, and after any change it is simpl
 
 from dataclasses import replace
 
+from services.launcher.facts import torn_down
 from services.launcher.runs import (
     DRAIN_STAGES,
     KILL_AGAIN_S,
     Action,
+    Clean,
     Drain,
     Kill,
     Policy,
@@ -22,21 +24,25 @@ from services.launcher.runs import (
 
 def decide(run: Run, now: float, policy: Policy) -> tuple[Run, list[Action]]:
     """Compare what is with what is wanted, and say what to do about it."""
-    if run.state.ended:
+    if run.state.ended or run.state is RunState.PREFLIGHT:
         return run, []
+    if run.state is RunState.TEARDOWN:
+        return run, [Clean()] if now >= run.clean_at else []
     if run.state is RunState.DRAINING:
-        run, actions = _advance_drain(run, now)
+        run, actions = _advance_drain(run, now, policy)
     else:
         run, actions = _fill(run, now, policy)
         run = _progress(run)
-    overdue = [replace(r, killed=now) for r in run.replicas.values() if _to_kill(r, now)]
+    overdue = [replace(r, killed=now) for r in run.replicas.values() if _to_kill(run, r, now)]
     return run.put(overdue), [*actions, *(Kill(replica.key) for replica in overdue)]
 
 
-def _to_kill(replica: Replica, now: float) -> bool:
-    patient = (ReplicaState.DRAINING, ReplicaState.STARTING)
-    started = replica.state in patient and replica.unit is not None
-    return started and now >= max(replica.due, replica.killed + KILL_AGAIN_S)
+def _to_kill(run: Run, replica: Replica, now: float) -> bool:
+    """Drained for too long, or never served. What cannot be asked is not late."""
+    late = now >= max(replica.due, replica.killed + KILL_AGAIN_S) and replica.live
+    if replica.state is ReplicaState.STARTING:
+        return late and not run.unreachable
+    return late and replica.state is ReplicaState.DRAINING
 
 
 def _fill(run: Run, now: float, policy: Policy) -> tuple[Run, list[Action]]:
@@ -69,7 +75,8 @@ def _restarted(replica: Replica, now: float, policy: Policy) -> Replica:
         replica,
         state=ReplicaState.STARTING,
         phase="",
-        restarts=replica.restarts + 1,
+        # Asking for a machine once more is no restart.
+        restarts=replica.restarts + (replica.attempt == 1),
         due=now + policy.start_timeout_s,
     )
 
@@ -95,7 +102,7 @@ def _progress(run: Run) -> Run:
     return replace(run, state=RunState.PROVISIONING)
 
 
-def _advance_drain(run: Run, now: float) -> tuple[Run, list[Action]]:
+def _advance_drain(run: Run, now: float, policy: Policy) -> tuple[Run, list[Action]]:
     """Drain stage after stage; when time is up, all of what is left at once."""
     actions: list[Action] = []
     for number, stage in enumerate(DRAIN_STAGES):
@@ -111,7 +118,8 @@ def _advance_drain(run: Run, now: float) -> tuple[Run, list[Action]]:
         if live and now < run.drain_by:
             return run, actions
     if all(replica.state.over for replica in run.replicas.values()):
-        run = replace(run, state=run.goal or RunState.STOPPED)
+        run = torn_down(run, now, policy)
+        actions.append(Clean())
     return run, actions
 
 
@@ -122,4 +130,6 @@ def next_due(run: Run, now: float) -> float | None:
     dues = [max(r.due, r.killed + KILL_AGAIN_S) for r in waiting]
     if run.state is RunState.DRAINING:
         dues.append(run.drain_by)
+    if run.state is RunState.TEARDOWN:
+        dues.append(run.clean_at)
     return min((due for due in dues if due > now), default=None)

@@ -1,113 +1,139 @@
-"""What a launcher does with runs: plan, start, resume, scale, stop, clean up after a dead one."""
+"""What a launcher does with runs: plan, start, resume, scale, stop, take over from a dead one."""
 
 import asyncio
 import hashlib
 import json
 import time
-from dataclasses import replace
-from datetime import UTC, datetime
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from grpc import StatusCode
 
 from services.common import log
 from services.common.config import ConfigError
-from services.common.errors import ServiceError
+from services.launcher import leaks
 from services.launcher import plan as plans
-from services.launcher import preflight
-from services.launcher.adopt import adopted, what_is_gone
+from services.launcher.admission import Admission, refuse
+from services.launcher.config import LauncherConfig
+from services.launcher.leaks import Reaped
 from services.launcher.plan import BadSpecError, Plan
-from services.launcher.ports import Backend, BackendError, Launch, Offer
-from services.launcher.runs import LEARNER, ReplicaState, Run, RunMode, RunState
+from services.launcher.ports import (
+    NO_HOOKS,
+    Backend,
+    BackendError,
+    Backends,
+    BackendUnreachable,
+    Evidence,
+    Hooks,
+    Launch,
+    Offer,
+    Registries,
+)
+from services.launcher.runs import (
+    LEARNER,
+    Cleanup,
+    Cost,
+    Run,
+    RunMode,
+    RunState,
+)
 from services.launcher.store import Store, StoredRun
-from services.launcher.supervise import Supervisor, Surroundings, replica_body
+from services.launcher.supervise import Supervisor, Surroundings
 
-DOMAIN = "launcher.flotilla"
-# How long what a dead launcher left may take to drain.
-ORPHAN_GRACE_S = 20.0
 MAX_REPLICAS = 256
+# In place of the digest of a request that must begin nothing.
+_CANCELLED = "cancelled"
+REAP_EVERY_S = 300.0
 _log = log.get_logger(__name__)
 
 
-def refuse(code: StatusCode, reason: str, message: str) -> ServiceError:
-    return ServiceError(code, reason, message, domain=DOMAIN)
+@dataclass(frozen=True, slots=True)
+class Equipment:
+    """With what a launcher does its work."""
+
+    backends: Backends
+    registries: Registries
+    hooks: Hooks = NO_HOOKS
 
 
 class Launcher:
     """All runs of one runs folder."""
 
-    def __init__(self, folder: Path, store: Store, backend: Backend, token: str) -> None:
+    def __init__(self, folder: Path, store: Store, equipment: Equipment) -> None:
         self.folder = folder
         self.store = store
-        self.registry = ""
-        self._backend = backend
-        self._token = token
+        self.idle_since = time.monotonic()
+        self._equipment = equipment
+        self._admission = Admission(folder, store, self.backend)
+        self._backends: dict[str, Backend] = {}
         self._starting = asyncio.Lock()
         self._active: dict[str, Supervisor] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
-        self.idle_since = time.monotonic()
+
+    def backend(self, name: str) -> Backend:
+        """Raises BackendError where it cannot be had here."""
+        if name not in self._backends:
+            self._backends[name] = self._equipment.backends[name]()
+        return self._backends[name]
 
     async def recover(self) -> list[str]:
-        """End what a dead launcher left running; its runs are stopped, and resumable."""
+        """Take over the runs of a launcher that died, and end what runs here of no run; returns
+        the names of that. Raises BackendError."""
         left = [stored for stored in self.store.newest() if not stored.run.state.ended]
-        known = [r.unit for s in left for r in s.run.replicas.values() if r.unit is not None]
-        orphans = await self._backend.orphans(known)
-        await asyncio.gather(*(self._backend.end(unit, ORPHAN_GRACE_S) for unit in orphans))
         for stored in left:
-            await self._backend.clean(stored.run.run_id)
-            self._close_books(stored.run, RunState.STOPPED, "its launcher died; resume it")
-        if orphans:
-            _log.warning("ended orphans", names=[unit.name for unit in orphans])
-        return [unit.name for unit in orphans]
+            self.backend(stored.run.backend)
+        for stored in left:
+            await self._take_over(stored)
+        taken = [stored for stored in left if stored.run.run_id in self._active]
+        return await leaks.end_orphans(self.backend("local"), left, taken)
 
-    def _close_books(self, run: Run, state: RunState, error: str) -> None:
-        over = [
-            replace(r, state=ReplicaState.STOPPED, unit=None, address="")
-            for r in run.replicas.values()
-            if not r.state.over
-        ]
+    async def _take_over(self, stored: StoredRun) -> None:
+        run_id = stored.run.run_id
+        try:
+            config = plans.read_spec(stored.spec_json).config
+        except (BadSpecError, ConfigError) as error:
+            # What runs of it is of no run now, and is ended.
+            leaks.abandon(self.store, stored.run, f"this launcher cannot read its spec: {error}")
+            return
         now = time.time()
-        with self.store.transaction():
-            self.store.save(replace(run, state=state, error=error), over, now)
-            for replica in over:
-                self.store.add_event(run.run_id, now, "replica", replica_body(replica))
-            self.store.add_event(run.run_id, now, "message", {"text": error})
-            self.store.add_event(run.run_id, now, "state", {"state": state})
+        self.store.add_event(run_id, now, "message", {"text": "another launcher took over"})
+        await self._supervise(stored, config)
+        _log.info("took over", run_id=run_id, state=stored.run.state.value)
+
+    async def watch_for_leaks(self) -> None:
+        """Now and then end what is of no run, wherever that is. Until cancelled."""
+        while True:
+            await asyncio.sleep(REAP_EVERY_S)
+            await self.reap(tuple(self._backends))
+
+    async def reap(self, names: Iterable[str]) -> Reaped:
+        """End what is of no run at these backends, and look again for what ended runs were
+        suspected to have left."""
+        found = Reaped()
+        for name in names:
+            try:
+                backend = self.backend(name)
+            except BackendError as error:
+                found += Reaped(unreachable=[f"{name}: {error}"])
+                continue
+            found += await leaks.reap(name, backend, self.store, self._active)
+        for run_id in found.cleared:
+            await self._equipment.registries.close(run_id, forget=True)
+        return found
+
+    async def reap_everywhere(self) -> tuple[Reaped, list[str]]:
+        """At every backend that runs here have used; with the runs that are still suspected."""
+        used = {"local"} | {stored.run.backend for stored in self.store.newest()}
+        names = [name for name in self._equipment.backends if name in used]
+        found = await self.reap(names)
+        return found, [s.run.run_id for name in names for s in self.store.suspects(name)]
 
     async def plan(self, spec_json: str) -> tuple[Plan, list[tuple[Launch, int, Offer]]]:
         """Say what a spec would start: for each service one launch, how many, and on what."""
-        plan = await self._checked(spec_json)
-        return plan, self._offers(plan, self.folder / plan.name)
-
-    async def _checked(self, spec_json: str) -> Plan:
-        try:
-            plan = plans.read_spec(spec_json)
-            await preflight.check(plan)
-        except (BadSpecError, ConfigError) as error:
-            raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", str(error)) from error
-        return plan
-
-    def _offers(self, plan: Plan, run_dir: Path) -> list[tuple[Launch, int, Offer]]:
-        offers: list[tuple[Launch, int, Offer]] = []
-        for service, replicas in plan.config.replicas().items():
-            key = (service, 0)
-            launch = Launch(
-                run_id=run_dir.name,
-                key=key,
-                command=plans.replica_command(
-                    plan.config.modules, key, run_dir, self.registry, RunMode.TRAIN
-                ),
-                secrets={},
-                log=plans.log_path(run_dir, key),
-                gpus=plan.config.gpus()[service],
-            )
-            try:
-                offers.append((launch, replicas, self._backend.offer(launch)))
-            except BackendError as error:
-                message = f"launcher.{service}.gpus: {error}"
-                raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", message) from error
-        return offers
+        plan = await self._admission.checked(spec_json)
+        return plan, await self._admission.offers(plan, self.folder / plan.name)
 
     async def start(self, request_id: str, spec_json: str, mode: RunMode, resume: str) -> str:
         """Start or resume a run and return its id; a repeat returns the same."""
@@ -120,49 +146,51 @@ class Launcher:
             known = self.store.request(request_id)
             if known is not None:
                 return _same_request(request_id, known, digest)
-            plan, run_id = await self._prepare(spec_json, mode, resume)
-            self._begin(plan, run_id, mode, request_id, digest)
+            if self._closing:
+                raise refuse(StatusCode.UNAVAILABLE, "CLOSING", "this launcher is closing down")
+            plan, run_id, prices = await self._admission.admit(spec_json, mode, resume)
+            run_dir = self.folder / run_id
+            run_dir.mkdir(exist_ok=True)
+            (run_dir / plans.SPEC_FILE).write_text(plan.text)
+            with self.store.transaction():
+                stored = self._write_begin(plan, run_id, mode, prices)
+                self.store.remember(request_id, digest, run_id)
+            try:
+                await self._supervise(stored, plan.config)
+            except ConfigError as error:
+                leaks.abandon(self.store, stored.run, str(error))
+                raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", str(error)) from error
         return run_id
 
-    async def _prepare(self, spec_json: str, mode: RunMode, resume: str) -> tuple[Plan, str]:
-        if self._closing:
-            raise refuse(StatusCode.UNAVAILABLE, "CLOSING", "this launcher is closing down")
-        stored = self._resumable(resume, mode, spec_json) if resume else None
-        plan = await self._checked(spec_json or (stored.spec_json if stored else ""))
-        if stored is not None and stored.run.name != plan.name:
-            message = f"name: run {resume} is of spec {stored.run.name!r}, not {plan.name!r}"
-            raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", message)
-        taken = self.store.run_ids() | {path.name for path in self.folder.iterdir()}
-        run_id = resume or plans.run_id(plan.name, datetime.now(UTC), taken)
-        self._offers(plan, self.folder / run_id)
-        return plan, run_id
+    def _write_begin(
+        self, plan: Plan, run_id: str, mode: RunMode, prices: dict[str, float]
+    ) -> StoredRun:
+        now, known = time.time(), self.store.get(run_id)
+        run = Run(
+            run_id=run_id,
+            name=plan.name,
+            wanted=plan.config.replicas(),
+            mode=mode,
+            backend=plan.config.backend,
+            cost=known.run.cost if known else Cost(),
+            metered=now,
+        )
+        self.store.begin(run, plan.text, now, prices)
+        self.store.add_event(run_id, now, "state", {"state": run.state})
+        return self.get(run_id)
 
-    def _resumable(self, run_id: str, mode: RunMode, spec_json: str) -> StoredRun:
-        stored = self.store.get(run_id) or adopted(self.folder, run_id) or self.get(run_id)
-        if not stored.run.state.ended:
-            message = f"run {run_id} is {stored.run.state}; stop it first"
-            raise refuse(StatusCode.ALREADY_EXISTS, "RUN_ACTIVE", message)
-        if gone := what_is_gone(self.folder, run_id):
-            message = f"run {run_id} cannot go on: {gone}; restore it, or start a new run"
-            raise refuse(StatusCode.FAILED_PRECONDITION, "NOT_RESUMABLE", message)
-        complete = stored.run.state is RunState.COMPLETED and stored.run.mode is RunMode.TRAIN
-        if complete and mode is RunMode.TRAIN and not spec_json:
-            message = f"run {run_id} is complete; to go on, give it a spec with more steps"
-            raise refuse(StatusCode.FAILED_PRECONDITION, "NOT_RESUMABLE", message)
-        return stored
-
-    def _begin(self, plan: Plan, run_id: str, mode: RunMode, request_id: str, digest: str) -> None:
-        run_dir = self.folder / run_id
-        run_dir.mkdir(exist_ok=True)
-        (run_dir / plans.SPEC_FILE).write_text(plan.text)
-        run = Run(run_id=run_id, name=plan.name, wanted=plan.config.replicas(), mode=mode)
-        now = time.time()
-        with self.store.transaction():
-            self.store.begin(run, plan.text, now)
-            self.store.remember(request_id, digest, run_id)
-            self.store.add_event(run_id, now, "state", {"state": run.state})
-        around = Surroundings(self._backend, self.store, run_dir, self.registry, self._token)
-        supervisor = Supervisor(run, plan.config, around)
+    async def _supervise(self, stored: StoredRun, config: LauncherConfig) -> None:
+        run_id = stored.run.run_id
+        registry = await self._equipment.registries.open(run_id, config, stored.registry)
+        self.store.save_registry(run_id, registry.address)
+        around = Surroundings(
+            self.backend(config.backend),
+            self.store,
+            self.folder / run_id,
+            registry,
+            self._equipment.hooks,
+        )
+        supervisor = Supervisor(stored, config, around)
         self._active[run_id] = supervisor
         task = asyncio.create_task(self._see_through(supervisor), name=f"run {run_id}")
         self._tasks.add(task)
@@ -175,15 +203,26 @@ class Launcher:
         # Whatever the defect is, it must not leave processes that nobody watches.
         except Exception as error:  # noqa: BLE001
             _log.exception("supervision failed", run_id=run_id)
-            units = [r.unit for r in supervisor.run.replicas.values() if r.unit is not None]
-            await asyncio.gather(*(self._backend.kill(unit) for unit in units))
-            self._close_books(supervisor.run, RunState.FAILED, f"the launcher failed: {error!r}")
-            supervisor.run = replace(supervisor.run, state=RunState.FAILED)
+            supervisor.run = await self._give_up(supervisor, f"the launcher failed: {error!r}")
         finally:
             del self._active[run_id]
             self.idle_since = time.monotonic()
             # Whoever watches ends only when nothing more can happen.
             supervisor.changed.notify()
+            verified = supervisor.run.cleanup is Cleanup.VERIFIED
+            await self._equipment.registries.close(run_id, forget=verified)
+
+    async def _give_up(self, supervisor: Supervisor, error: str) -> Run:
+        run, backend = supervisor.run, self.backend(supervisor.config.backend)
+        units = [r.unit for r in run.replicas.values() if r.unit is not None]
+        try:
+            await asyncio.gather(*(backend.kill(unit) for unit in units))
+            evidence = await backend.clean(run.run_id)
+        except BackendUnreachable as unreachable:
+            evidence = Evidence(False, f"the backend cannot be asked: {unreachable}")
+        cleanup = Cleanup.VERIFIED if evidence.gone else Cleanup.LEAK_SUSPECTED
+        run = replace(run, cleanup=cleanup, cleanup_detail=evidence.detail)
+        return leaks.abandon(self.store, run, error)
 
     def get(self, run_id: str) -> StoredRun:
         stored = self.store.get(run_id)
@@ -202,7 +241,7 @@ class Launcher:
     def scale(self, run_id: str, service: str, replicas: int) -> None:
         stored = self.get(run_id)
         supervisor = self.active(run_id)
-        if supervisor is None or supervisor.run.state is RunState.DRAINING:
+        if supervisor is None or supervisor.run.ending:
             state = supervisor.run.state if supervisor else stored.run.state
             message = f"run {run_id} is {state}: nothing to scale"
             raise refuse(StatusCode.FAILED_PRECONDITION, "RUN_ENDED", message)
@@ -214,6 +253,15 @@ class Launcher:
             message = f"{service} can have 1 to {most} replicas, not {replicas}"
             raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_SERVICE", message)
         supervisor.scale(service, replicas)
+
+    async def run_of(self, request_id: str) -> str:
+        """The run that this StartRun began; where it has begun none, it never will."""
+        async with self._starting:
+            known = self.store.request(request_id)
+            if known is None:
+                self.store.remember(request_id, _CANCELLED, "")
+                return ""
+        return known[1]
 
     async def stop(self, run_id: str, grace_s: float) -> RunState:
         """Drain and end a run; returns when it has ended."""
@@ -236,11 +284,14 @@ class Launcher:
     def hurry(self) -> None:
         """End all runs now."""
         for supervisor in self._active.values():
-            supervisor.stop(0.0)
+            supervisor.hurry()
 
 
 def _same_request(request_id: str, known: tuple[str, str], digest: str) -> str:
     known_digest, run_id = known
+    if known_digest == _CANCELLED:
+        message = f"request_id {request_id!r} was cancelled before it began a run"
+        raise refuse(StatusCode.ALREADY_EXISTS, "REQUEST_CONFLICT", message)
     if known_digest != digest:
         message = f"request_id {request_id!r} was used for another request, of run {run_id}"
         raise refuse(StatusCode.ALREADY_EXISTS, "REQUEST_CONFLICT", message)

@@ -73,6 +73,9 @@ def read(path: Path, position: int, limit: int = _BLOCK, *, final: bool = True) 
     An unfinished last line is returned only when `final`: nobody will write its rest.
     """
     lines: list[Line] = []
+    # Followers ask several times a second, and mostly in vain.
+    if path.stat().st_size <= position:
+        return lines
     with path.open("rb") as file:
         file.seek(position)
         while limit > 0:

@@ -1,12 +1,25 @@
 """Who serves where, pure: one roster per run, newest incarnation wins."""
 
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from services.launcher.runs import Key
 
 
 class ReplacedError(Exception):
     """Another incarnation has this replica."""
+
+
+class UnregisteredError(Exception):
+    """A heartbeat of a replica that has not registered."""
+
+
+class Command(StrEnum):
+    """What the answer to a heartbeat tells a replica."""
+
+    NONE = "none"
+    DRAIN = "drain"
+    STOP = "stop"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
-"""The life of a run, pure: what is known of it and wanted of it, and the facts that change that.
+"""A run as the launcher sees it: what is known of it and what is wanted of it. Pure.
 
-The clock is an argument. `decide.py` compares what is known with what is wanted.
+`facts.py` says how what happens changes that, `decide.py` compares the two. The clock is an
+argument: seconds since the epoch.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,6 +29,7 @@ class RunState(StrEnum):
     STARTING = "starting"
     RUNNING = "running"
     DRAINING = "draining"
+    TEARDOWN = "teardown"
     COMPLETED = "completed"
     FAILED = "failed"
     STOPPED = "stopped"
@@ -35,6 +37,47 @@ class RunState(StrEnum):
     @property
     def ended(self) -> bool:
         return self in (RunState.COMPLETED, RunState.FAILED, RunState.STOPPED)
+
+
+class Outcome(StrEnum):
+    """Why a run ended, whatever became of its machines."""
+
+    NONE = ""
+    COMPLETED = "completed"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    BUDGET = "budget"
+    DEADLINE = "deadline"
+    CAPACITY = "capacity"
+
+
+class Cleanup(StrEnum):
+    """What became of a run's machines, whatever the outcome."""
+
+    PENDING = "pending"
+    VERIFYING = "verifying"
+    VERIFIED = "verified"
+    LEAK_SUSPECTED = "leak_suspected"
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """US dollars: spent so far, by service too, and per hour at present."""
+
+    accrued: float = 0.0
+    per_hour: float = 0.0
+    by_service: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+# The state that a run drained towards an outcome ends in.
+ENDS = {
+    Outcome.COMPLETED: RunState.COMPLETED,
+    Outcome.FAILED: RunState.FAILED,
+    Outcome.CAPACITY: RunState.FAILED,
+    Outcome.STOPPED: RunState.STOPPED,
+    Outcome.BUDGET: RunState.STOPPED,
+    Outcome.DEADLINE: RunState.STOPPED,
+}
 
 
 class RunMode(StrEnum):
@@ -61,18 +104,25 @@ class ReplicaState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One started replica as its backend finds it again: by name, and by (pid, start time)."""
+    """One started replica as its backend finds it again: by name, by (pid, start time), by `ref`.
+
+    `ref` is the backend's own: a job's number, a cluster's name.
+    """
 
     name: str
     pid: int = 0
     started: float = 0.0
+    ref: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a unit ended: exit code (negative: killed by that signal) and its last log lines."""
+    """How a unit ended: exit code (negative: killed by that signal) and its last log lines.
 
-    code: int
+    The code is None where nobody saw it: of a process that outlived the launcher it belonged to.
+    """
+
+    code: int | None
     tail: str = ""
 
 
@@ -81,7 +131,8 @@ class Replica:
     """One process of a service.
 
     `due` depends on the state. STARTING: must serve by then; RESTARTING: start again then;
-    DRAINING: killed then. `failures` are the times of recent failures.
+    DRAINING: killed then. `failures` are the times of recent failures, `attempt` is the number of
+    the request for a machine that is under way or next.
     """
 
     service: str
@@ -92,9 +143,15 @@ class Replica:
     address: str = ""
     restarts: int = 0
     failures: tuple[float, ...] = ()
+    attempt: int = 1
     due: float = 0.0
     # When it was last killed in vain.
     killed: float = -KILL_AGAIN_S
+
+    @property
+    def live(self) -> bool:
+        """Whether it is started and costs what it costs."""
+        return self.unit is not None
 
     @property
     def key(self) -> Key:
@@ -115,27 +172,56 @@ class Policy:
     backoff_max_s: float = 30.0
     start_timeout_s: float = 600.0
     drain_s: float = 60.0
+    # Requests for a machine that nobody has, and the wait before the second one.
+    attempts: int = 4
+    attempt_backoff_s: float = 120.0
+    # How long it is looked for what an ended run may have left.
+    clean_s: float = 600.0
 
     def backoff(self, failures: int) -> float:
         return min(self.backoff_max_s, self.backoff_s * 2 ** (failures - 1))
+
+    def attempt_backoff(self, failures: int) -> float:
+        return self.attempt_backoff_s * 2 ** (failures - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """What is known of a run and what is wanted of it.
 
-    `goal` is the end it drains towards, `drain_by` when draining is over at the latest.
+    `outcome` is what it drains towards, `drain_by` when draining is over at the latest.
+    `clean_at` is when what is left of it is next looked for, `clean_by` until when.
     """
 
     run_id: str
     name: str
     wanted: Mapping[str, int]
     mode: RunMode = RunMode.TRAIN
+    backend: str = "local"
     state: RunState = RunState.PREFLIGHT
-    goal: RunState | None = None
+    outcome: Outcome = Outcome.NONE
     drain_by: float = 0.0
+    cleanup: Cleanup = Cleanup.PENDING
+    cleanup_detail: str = ""
+    cleanings: int = 0
+    clean_at: float = 0.0
+    clean_by: float = 0.0
     error: str = ""
+    # Why the backend cannot be asked at present.
+    unreachable: str = ""
+    # What it cost up to `metered`.
+    cost: Cost = field(default_factory=Cost)
+    metered: float = 0.0
     replicas: Mapping[Key, Replica] = field(default_factory=dict[Key, Replica])
+
+    @property
+    def goal(self) -> RunState | None:
+        """The state in which it will have ended, once that is known."""
+        return ENDS.get(self.outcome)
+
+    @property
+    def ending(self) -> bool:
+        return self.state in (RunState.DRAINING, RunState.TEARDOWN) or self.state.ended
 
     def of(self, service: str) -> list[Replica]:
         """The replicas of a service in order of their index."""
@@ -169,98 +255,15 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
+class Clean:
+    """Free what is left of the run, and look for it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Something that people want to read in the run's events."""
 
     text: str
 
 
-Action = Start | Drain | Kill | Note
-
-
-def started(run: Run, key: Key, unit: Unit) -> Run:
-    """The backend has started this replica."""
-    return run.put([replace(run.replicas[key], unit=unit)])
-
-
-def registered(run: Run, key: Key, address: str) -> Run:
-    """This replica has announced where it serves. Unknown replicas are none of the run's."""
-    if key not in run.replicas:
-        return run
-    return run.put([replace(run.replicas[key], address=address)])
-
-
-def beat(run: Run, key: Key, phase: str, serving: bool) -> Run:
-    """This replica says that it is alive; serving for the first time ends its start."""
-    replica = run.replicas.get(key)
-    if replica is None:
-        return run
-    replica = replace(replica, phase=phase)
-    if serving and replica.state is ReplicaState.STARTING:
-        replica = replace(replica, state=ReplicaState.RUNNING, due=0.0)
-    return run.put([replica])
-
-
-def exited(run: Run, key: Key, how: Exit, now: float, policy: Policy) -> tuple[Run, list[Note]]:
-    """This replica's process is gone: by request, at its goal, or by a failure."""
-    replica = replace(run.replicas[key], unit=None, address="", killed=-KILL_AGAIN_S)
-    if replica.state is ReplicaState.DRAINING or run.state is RunState.DRAINING:
-        notes = [Note(f"{replica.label} {describe_exit(how)} while draining")] if how.code else []
-        return run.put([replace(replica, state=ReplicaState.STOPPED)]), notes
-    if replica.service == LEARNER and how.code == 0 and replica.phase == PHASE_DONE:
-        run = run.put([replace(replica, state=ReplicaState.STOPPED)])
-        return _drain_towards(run, RunState.COMPLETED, now + policy.drain_s), []
-    return _failed(run, replica, how, now, policy)
-
-
-def _failed(
-    run: Run, replica: Replica, how: Exit, now: float, policy: Policy
-) -> tuple[Run, list[Note]]:
-    recent = [at for at in replica.failures if now - at < policy.restart_window_s]
-    failures = (*recent, now)
-    replica = replace(replica, failures=failures)
-    cause = f"{replica.label} {describe_exit(how)}"
-    if how.code != EXIT_BAD_CONFIG and len(failures) <= policy.max_restarts:
-        delay = policy.backoff(len(failures))
-        replica = replace(replica, state=ReplicaState.RESTARTING, due=now + delay)
-        text = f"{cause}; restart {len(failures)} of {policy.max_restarts} in {delay:g} s"
-        return run.put([replica]), [Note(text)]
-    run = run.put([replace(replica, state=ReplicaState.FAILED)])
-    verdict = f"{cause}; gave up after {len(failures)} failures"
-    if how.tail:
-        verdict = f"{verdict}. Its last lines:\n{how.tail}"
-    if all(other.state is ReplicaState.FAILED for other in run.of(replica.service)):
-        return fail(run, verdict, now, policy), [Note(verdict)]
-    return run, [Note(verdict)]
-
-
-def describe_exit(how: Exit) -> str:
-    """`exited with code 3` or `was killed by signal 9`."""
-    if how.code < 0:
-        return f"was killed by signal {-how.code}"
-    return f"exited with code {how.code}"
-
-
-def fail(run: Run, error: str, now: float, policy: Policy) -> Run:
-    """Give the run up for this cause, draining what still runs."""
-    if run.state is RunState.DRAINING or run.state.ended:
-        return run
-    return _drain_towards(replace(run, error=error), RunState.FAILED, now + policy.drain_s)
-
-
-def stop(run: Run, now: float, grace_s: float) -> Run:
-    """End the run by request. On a draining run this can only shorten what is left."""
-    if run.state.ended:
-        return run
-    if run.state is RunState.DRAINING:
-        return replace(run, drain_by=min(run.drain_by, now + grace_s))
-    return _drain_towards(run, RunState.STOPPED, now + grace_s)
-
-
-def _drain_towards(run: Run, goal: RunState, by: float) -> Run:
-    return replace(run, state=RunState.DRAINING, goal=goal, drain_by=by)
-
-
-def scale(run: Run, service: str, replicas: int) -> Run:
-    """Wish for this many replicas of a service."""
-    return replace(run, wanted={**run.wanted, service: replicas})
+Action = Start | Drain | Kill | Clean | Note

@@ -16,7 +16,7 @@ from flotilla.launcher.v1 import (
     run_service_pb2_grpc,
 )
 from services.common.rpc import duration, seconds
-from services.launcher import codec, logs
+from services.launcher import budget, clock, codec, logs, unit_service
 from services.launcher.launcher import Launcher, refuse
 from services.launcher.registry import ReplacedError
 from services.launcher.supervise import Supervisor, UnregisteredError
@@ -74,14 +74,14 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
     ) -> AsyncIterator[run_service_pb2.WatchRunResponse]:
         deadline = time.monotonic() + self._stream_age_s
         last = request.after_event
-        self._launcher.get(request.run_id)
+        spec_json = self._launcher.get(request.run_id).spec_json
         while True:
             supervisor = self._launcher.active(request.run_id)
             change = supervisor.changed.next if supervisor else None
             events = self._launcher.store.events(request.run_id, last, _EVENTS_PER_READ)
             for event in events:
                 last = event.number
-                yield codec.event(event)
+                yield codec.event(event, spec_json)
             if events:
                 continue
             if change is None:
@@ -121,8 +121,21 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
         self, request: run_service_pb2.StopRunRequest, context: Context
     ) -> run_service_pb2.StopRunResponse:
         grace_s = seconds(request.grace) if request.HasField("grace") else DEFAULT_GRACE_S
-        state = await self._launcher.stop(request.run_id, grace_s)
-        return run_service_pb2.StopRunResponse(state=codec.STATES[state])
+        run_id = request.run_id
+        if request.request_id:
+            run_id = await self._launcher.run_of(request.request_id)
+            if not run_id:
+                return run_service_pb2.StopRunResponse()
+        state = await self._launcher.stop(run_id, grace_s)
+        return run_service_pb2.StopRunResponse(state=codec.STATES[state], run_id=run_id)
+
+    async def Reap(
+        self, request: run_service_pb2.ReapRequest, context: Context
+    ) -> run_service_pb2.ReapResponse:
+        found, suspected = await self._launcher.reap_everywhere()
+        return run_service_pb2.ReapResponse(
+            reaped=found.ended, suspected_run_ids=suspected, unreachable=found.unreachable
+        )
 
 
 @dataclass(slots=True)
@@ -164,15 +177,19 @@ def _check_age(deadline: float) -> None:
 
 
 class RegistryService(registry_service_pb2_grpc.RegistryServiceServicer):
-    """Tells services where their peers are, and what to do."""
+    """Tells services where their peers are, and what to do; with `run_id` those of one run."""
 
-    def __init__(self, launcher: Launcher, stream_age_s: float = STREAM_AGE_S) -> None:
+    def __init__(
+        self, launcher: Launcher, stream_age_s: float = STREAM_AGE_S, *, run_id: str = ""
+    ) -> None:
         self._launcher = launcher
+        self._spools = unit_service.Spools(launcher)
         self._stream_age_s = stream_age_s
+        self._run_id = run_id
 
     def _supervisor(self, run_id: str) -> Supervisor:
         supervisor = self._launcher.active(run_id)
-        if supervisor is None:
+        if supervisor is None or self._run_id not in ("", run_id):
             message = f"no run {run_id!r} is active here"
             raise refuse(StatusCode.NOT_FOUND, "UNKNOWN_RUN", message)
         return supervisor
@@ -182,13 +199,13 @@ class RegistryService(registry_service_pb2_grpc.RegistryServiceServicer):
     ) -> registry_service_pb2.RegisterResponse:
         supervisor = self._supervisor(request.run_id)
         try:
-            supervisor.register(codec.member(request, time.monotonic()))
+            supervisor.register(codec.member(request, clock.now()))
         except ReplacedError as error:
             raise _replaced(request.service, request.replica) from error
         config = supervisor.config
         return registry_service_pb2.RegisterResponse(
             heartbeat_interval=duration(config.heartbeat_interval_s),
-            orphan_after=duration(config.orphan_after_s),
+            orphan_after=duration(config.patience_s()),
         )
 
     async def Heartbeat(
@@ -205,7 +222,10 @@ class RegistryService(registry_service_pb2_grpc.RegistryServiceServicer):
         except UnregisteredError as error:
             message = f"{request.service}-{request.replica} is not registered; register first"
             raise refuse(StatusCode.NOT_FOUND, "UNKNOWN_REPLICA", message) from error
-        return registry_service_pb2.HeartbeatResponse(command=codec.COMMANDS[command])
+        return registry_service_pb2.HeartbeatResponse(
+            command=codec.COMMANDS[command],
+            metrics=budget.metrics(supervisor.run.cost, supervisor.progress.metrics),
+        )
 
     async def ResolvePeers(
         self, request: registry_service_pb2.ResolvePeersRequest, context: Context
@@ -222,6 +242,19 @@ class RegistryService(registry_service_pb2_grpc.RegistryServiceServicer):
             if time.monotonic() >= deadline:
                 return
             await _until(change, deadline)
+
+    async def ReportUnit(
+        self, request: registry_service_pb2.ReportUnitRequest, context: Context
+    ) -> registry_service_pb2.ReportUnitResponse:
+        try:
+            return unit_service.report(self._supervisor(request.run_id), request)
+        except ReplacedError as error:
+            raise _replaced(request.service, request.replica) from error
+
+    async def PushLogs(
+        self, request: registry_service_pb2.PushLogsRequest, context: Context
+    ) -> registry_service_pb2.PushLogsResponse:
+        return self._spools.push(request)
 
 
 def _replaced(service: str, replica: int) -> Exception:

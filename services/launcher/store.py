@@ -1,75 +1,45 @@
-"""The launcher's ledger: runs, replicas and every event, in one SQLite file.
+"""The launcher's ledger: runs, replicas, what happened to them and what was asked, in one SQLite
+file.
 
-WAL with synchronous=NORMAL: what was written survives a kill of the launcher. It need not survive
-a loss of power, for that ends the processes it speaks of as well.
+WAL with synchronous=FULL: what was written survives a loss of power, which ends no machine
+elsewhere.
 """
 
 import json
 import sqlite3
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from services.launcher.runs import Replica, ReplicaState, Run, RunMode, RunState, Unit
+from services.launcher import rows
+from services.launcher.operations import Operations
+from services.launcher.rows import Event, StoredRun, Transition
+from services.launcher.runs import Cleanup, Replica, Run
+from services.launcher.schema import LedgerError, prepare
+
+__all__ = ["PROGRESS_KEPT", "Event", "LedgerError", "Store", "StoredRun", "Transition"]
 
 # Progress events kept per run; transitions and messages are kept for ever.
 PROGRESS_KEPT = 5_000
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS runs (
-  run_id TEXT PRIMARY KEY, name TEXT NOT NULL, state TEXT NOT NULL, mode TEXT NOT NULL,
-  spec_json TEXT NOT NULL, error TEXT NOT NULL, wanted_json TEXT NOT NULL,
-  metrics_json TEXT NOT NULL DEFAULT '{}', created REAL NOT NULL, ended REAL,
-  next_event INTEGER NOT NULL DEFAULT 1
-);
-CREATE TABLE IF NOT EXISTS replicas (
-  run_id TEXT NOT NULL, service TEXT NOT NULL, replica INTEGER NOT NULL, state TEXT NOT NULL,
-  phase TEXT NOT NULL, address TEXT NOT NULL, restarts INTEGER NOT NULL,
-  unit TEXT, pid INTEGER, started REAL,
-  PRIMARY KEY (run_id, service, replica)
-);
-CREATE TABLE IF NOT EXISTS events (
-  run_id TEXT NOT NULL, event INTEGER NOT NULL, time REAL NOT NULL, kind TEXT NOT NULL,
-  body TEXT NOT NULL, PRIMARY KEY (run_id, event)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS requests (
-  request_id TEXT PRIMARY KEY, digest TEXT NOT NULL, run_id TEXT NOT NULL
-);
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One thing that happened. `kind`: state | replica | progress | message; `body` is its JSON."""
-
-    number: int
-    time: float
-    kind: str
-    body: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class StoredRun:
-    """A run as the ledger has it. Times are seconds since the epoch."""
-
-    run: Run
-    spec_json: str
-    created: float
-    ended: float | None
-    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
-
 
 class Store:
-    """Reads and writes the ledger. Calls take well under a millisecond and block."""
+    """Reads and writes the ledger. Calls take a millisecond or a few and block.
+
+    Raises LedgerError for a ledger of a version that is not known.
+    """
 
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(path, isolation_level=None, timeout=10.0)
         self._db.row_factory = sqlite3.Row
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=NORMAL")
-        self._db.executescript(_SCHEMA)
+        try:
+            prepare(self._db, str(path))
+        except BaseException:
+            self._db.close()
+            raise
+        self._db.execute("PRAGMA synchronous=FULL")
+        self.operations = Operations(self._db)
 
     def close(self) -> None:
         self._db.close()
@@ -96,32 +66,60 @@ class Store:
         """Keep the answer to a StartRun."""
         self._db.execute("INSERT INTO requests VALUES (?, ?, ?)", (request_id, digest, run_id))
 
-    def begin(self, run: Run, spec_json: str, now: float) -> None:
-        """Write a run that starts, for the first time or again."""
+    def begin(
+        self, run: Run, spec_json: str, now: float, prices: Mapping[str, float] | None = None
+    ) -> None:
+        """Write a run that starts, for the first time or again. What it cost stays counted."""
         self._db.execute(
             "INSERT INTO runs (run_id, name, state, mode, spec_json, error, wanted_json, created)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (run_id) DO UPDATE SET"
-            " state = excluded.state, mode = excluded.mode, spec_json = excluded.spec_json,"
-            " error = '', wanted_json = excluded.wanted_json, ended = NULL",
-            (*_head(run), spec_json, run.error, json.dumps(dict(run.wanted)), now),
+            " VALUES (?, ?, ?, ?, ?, '', '{}', ?) ON CONFLICT (run_id) DO UPDATE SET"
+            " mode = excluded.mode, spec_json = excluded.spec_json, ended = NULL",
+            (run.run_id, run.name, run.state, run.mode, spec_json, now),
+        )
+        self._db.execute(
+            "UPDATE runs SET backend = ?, begun = ?, prices_json = ?, registry = ''"
+            " WHERE run_id = ?",
+            (run.backend, now, json.dumps(dict(prices or {})), run.run_id),
         )
         self._db.execute("DELETE FROM replicas WHERE run_id = ?", (run.run_id,))
+        self.save(run, [], None)
 
-    def save(self, run: Run, replicas: list[Replica], ended: float | None) -> None:
-        """Write a run's head and those of its replicas that changed."""
+    def save(self, run: Run, replicas: Iterable[Replica], ended: float | None) -> None:
+        """Write a run's head and those of its replicas that changed. It ends but once."""
+        columns = ", ".join(f"{column} = ?" for column in rows.RUN_COLUMNS)
         self._db.execute(
-            "UPDATE runs SET state = ?, error = ?, wanted_json = ?, ended = ? WHERE run_id = ?",
-            (run.state, run.error, json.dumps(dict(run.wanted)), ended, run.run_id),
+            f"UPDATE runs SET {columns},"
+            " ended = iif(? IS NULL, NULL, coalesce(ended, ?)) WHERE run_id = ?",
+            (*rows.run_values(run), ended, ended, run.run_id),
         )
-        rows = [_row(run.run_id, replica) for replica in replicas]
         self._db.executemany(
-            "INSERT OR REPLACE INTO replicas VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
+            f"INSERT OR REPLACE INTO replicas ({', '.join(rows.REPLICA_COLUMNS)})"
+            f" VALUES ({', '.join('?' * len(rows.REPLICA_COLUMNS))})",
+            [rows.replica_values(run.run_id, replica) for replica in replicas],
         )
 
     def save_metrics(self, run_id: str, metrics: Mapping[str, float]) -> None:
         self._db.execute(
             "UPDATE runs SET metrics_json = ? WHERE run_id = ?", (json.dumps(dict(metrics)), run_id)
         )
+
+    def save_registry(self, run_id: str, address: str) -> None:
+        """Remember where the run's services look for their registry."""
+        self._db.execute("UPDATE runs SET registry = ? WHERE run_id = ?", (address, run_id))
+
+    def add_transitions(self, run_id: str, now: float, found: Iterable[Transition]) -> None:
+        self._db.executemany(
+            "INSERT INTO transitions (run_id, time, subject, old, new, cause)"
+            " VALUES (?, ?, ?, ?, ?, ?)",
+            [(run_id, now, t.subject, t.old, t.new, t.cause) for t in found],
+        )
+
+    def transitions(self, run_id: str) -> list[Transition]:
+        """All changes of a run and of its replicas, oldest first."""
+        found = self._db.execute(
+            "SELECT * FROM transitions WHERE run_id = ? ORDER BY number", (run_id,)
+        ).fetchall()
+        return [Transition(r["subject"], r["old"], r["new"], r["cause"], r["time"]) for r in found]
 
     def add_event(self, run_id: str, now: float, kind: str, body: Mapping[str, Any]) -> int:
         """Append an event and return its number; old progress makes room."""
@@ -143,12 +141,30 @@ class Store:
         return number
 
     def events(self, run_id: str, after: int, limit: int = 200) -> list[Event]:
-        rows = self._db.execute(
+        found = self._db.execute(
             "SELECT event, time, kind, body FROM events WHERE run_id = ? AND event > ?"
             " ORDER BY event LIMIT ?",
             (run_id, after, limit),
         ).fetchall()
-        return [Event(r["event"], r["time"], r["kind"], json.loads(r["body"])) for r in rows]
+        return [Event(r["event"], r["time"], r["kind"], json.loads(r["body"])) for r in found]
+
+    def has_trained(self, run_id: str) -> bool:
+        """Whether the run's learner ever told of a step."""
+        row = self._db.execute(
+            "SELECT 1 FROM events WHERE run_id = ? AND kind = 'progress'"
+            " AND json_extract(body, '$.step') > 0 LIMIT 1",
+            (run_id,),
+        ).fetchone()
+        return row is not None
+
+    def untold(self) -> dict[str, int]:
+        """The last event of each run that observers have been told, where there are later ones."""
+        found = self._db.execute("SELECT run_id, told FROM runs WHERE told < next_event - 1")
+        return {row["run_id"]: row["told"] for row in found}
+
+    def tell(self, run_id: str, number: int) -> None:
+        """Observers have been told of this event, and of all before it."""
+        self._db.execute("UPDATE runs SET told = ? WHERE run_id = ?", (number, run_id))
 
     def get(self, run_id: str) -> StoredRun | None:
         row = self._db.execute("SELECT * FROM runs WHERE run_id = ?", (run_id,)).fetchone()
@@ -156,49 +172,22 @@ class Store:
 
     def newest(self, limit: int = 1_000) -> list[StoredRun]:
         """The runs, newest first."""
-        rows = self._db.execute(
+        found = self._db.execute(
             "SELECT * FROM runs ORDER BY created DESC, run_id DESC LIMIT ?", (limit,)
         ).fetchall()
-        return [self._stored(row) for row in rows]
+        return [self._stored(row) for row in found]
+
+    def suspects(self, backend: str) -> list[StoredRun]:
+        """The ended runs of which something may be left."""
+        found = self._db.execute(
+            "SELECT * FROM runs WHERE backend = ? AND cleanup = ? AND ended IS NOT NULL",
+            (backend, Cleanup.LEAK_SUSPECTED),
+        ).fetchall()
+        return [self._stored(row) for row in found]
 
     def run_ids(self) -> set[str]:
         return {row["run_id"] for row in self._db.execute("SELECT run_id FROM runs")}
 
     def _stored(self, row: sqlite3.Row) -> StoredRun:
-        rows = self._db.execute("SELECT * FROM replicas WHERE run_id = ?", (row["run_id"],))
-        replicas = [_replica(found) for found in rows]
-        run = Run(
-            run_id=row["run_id"],
-            name=row["name"],
-            wanted=json.loads(row["wanted_json"]),
-            mode=RunMode(row["mode"]),
-            state=RunState(row["state"]),
-            error=row["error"],
-            replicas={replica.key: replica for replica in replicas},
-        )
-        metrics = json.loads(row["metrics_json"])
-        return StoredRun(run, row["spec_json"], row["created"], row["ended"], metrics)
-
-
-def _head(run: Run) -> tuple[str, str, str, str]:
-    return (run.run_id, run.name, run.state, run.mode)
-
-
-def _row(run_id: str, replica: Replica) -> tuple[Any, ...]:
-    unit = replica.unit
-    found = (None, None, None) if unit is None else (unit.name, unit.pid, unit.started)
-    head = (run_id, replica.service, replica.index, replica.state, replica.phase)
-    return (*head, replica.address, replica.restarts, *found)
-
-
-def _replica(row: sqlite3.Row) -> Replica:
-    unit = None if row["unit"] is None else Unit(row["unit"], row["pid"], row["started"])
-    return Replica(
-        service=row["service"],
-        index=row["replica"],
-        state=ReplicaState(row["state"]),
-        unit=unit,
-        phase=row["phase"],
-        address=row["address"],
-        restarts=row["restarts"],
-    )
+        found = self._db.execute("SELECT * FROM replicas WHERE run_id = ?", (row["run_id"],))
+        return rows.stored_run(row, [rows.replica_of(replica) for replica in found])

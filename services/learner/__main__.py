@@ -17,7 +17,7 @@ def _load() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
     from services.learner.adapters.model_folder import tokenizer_digests_of
     from services.learner.adapters.ranks_local import LocalRanks
     from services.learner.adapters.trackers import trackers_of
-    from services.learner.adapters.weights_shm import WeightServer
+    from services.learner.adapters.weights_shm import WeightServer, start_of
     from services.learner.assemble import run_learner
     from services.learner.vendors import Vendors
 
@@ -28,12 +28,12 @@ def _load() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
         tokenizer = tokenizer_digests_of(policy)
         name = shared_name(runtime.run_id, runtime.run_dir)
         ranks = LocalRanks(name, policy, runtime.config, logs / "learner-rank-0.log")
-        weights = WeightServer(runtime.run_id, logs / "learner-weights.log")
+        weights = WeightServer(logs / "learner-weights.log")
         tracking = runtime.config.tracking
         tracker = trackers_of(tracking, runtime.run_id, runtime.run_dir, runtime.spec)
         sinks = alarm_sinks_of(runtime.config.alarms, runtime.run_id, runtime.run_dir)
         try:
-            address = await weights.start(runtime.token)
+            address = await weights.start(start_of(runtime))
             store = _store(runtime)
             vendors = Vendors(
                 ranks, tracker, tokenizer, weights, address, store, sinks, _exporter(policy)

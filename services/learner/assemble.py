@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 import grpc.aio
@@ -25,6 +24,7 @@ from services.learner.evaluation.report import EvalSet
 from services.learner.groups.dispatcher import Dispatcher
 from services.learner.groups.start import start_dispatcher
 from services.learner.guard.guard import META, Guard
+from services.learner.journal.rows import accounts
 from services.learner.journal.store import Journal, open_journal
 from services.learner.journal.writer import JournalError
 from services.learner.loop import Loop
@@ -34,9 +34,9 @@ from services.learner.parts import Parts
 from services.learner.policy_service import PolicyService
 from services.learner.ports import Ranks
 from services.learner.same_run import check_tasks_are_the_same, check_tokenizer_is_the_same
-from services.learner.sampling.tasks import TaskFileError, load_tasks
 from services.learner.service import GroupService
 from services.learner.status import Phase, Status
+from services.learner.task_files import load_task_files
 from services.learner.types import ModelInfo
 from services.learner.vendors import Vendors
 
@@ -44,7 +44,7 @@ from services.learner.vendors import Vendors
 async def run_learner(runtime: Runtime[LearnerConfig], vendors: Vendors) -> None:
     """Serve and train until the run is done or drained."""
     config = runtime.config
-    tasks, eval_sets = _load_task_files(config)
+    tasks, eval_sets = load_task_files(config, runtime.shared.seed)
     try:
         journal = open_journal(runtime.run_dir)
     except JournalError as error:
@@ -69,18 +69,6 @@ async def run_learner(runtime: Runtime[LearnerConfig], vendors: Vendors) -> None
         await journal.close()
 
 
-def _load_task_files(config: LearnerConfig) -> tuple[list[Any], list[EvalSet]]:
-    try:
-        tasks = load_tasks(Path(config.tasks))
-        sets = [
-            EvalSet(chosen, tuple(load_tasks(Path(chosen.tasks))[: chosen.count]))
-            for chosen in config.eval.sets
-        ]
-    except TaskFileError as error:
-        raise ConfigError(str(error)) from error
-    return tasks, sets
-
-
 async def _serve(
     runtime: Runtime[LearnerConfig],
     vendors: Vendors,
@@ -102,7 +90,7 @@ async def _serve(
         runtime, vendors, journal, dispatcher, broadcast, status, eval_sets, uploads
     )
     server = _server(runtime, vendors, parts, limits)
-    async with rpc.serving(server, runtime.listen) as serving:
+    async with runtime.serving(server) as serving:
 
         def loaded(info: ModelInfo) -> None:
             limits.set_result(Limits(info.vocab_size, runtime.shared.policy.max_model_len))
@@ -147,6 +135,7 @@ def _server(
             parts.guard,
             tokenizer=vendors.tokenizer,
             weight_server=vendors.weight_server,
+            share_memory=runtime.config.weights.network == "private",
             publish_timeout_s=runtime.config.publish_timeout_s,
         ),
         server,
@@ -167,15 +156,8 @@ async def _parts(
     config, run_epoch = runtime.config, dispatcher.run_epoch
     meta = await journal.meta()
     tracked = await tracked_run(journal)
+    dispatcher.tally.received_before = (await journal.read(accounts))["acknowledged"]
     await asyncio.to_thread(vendors.tracker.open, tracked)
-    checkpoints = UploadedCheckpoints(
-        uploads,
-        runtime.run_dir,
-        journal,
-        run_id=runtime.run_id,
-        run_epoch=run_epoch,
-        keep=config.checkpoint.keep,
-    )
     return Parts(
         config=config,
         seed=runtime.shared.seed,
@@ -186,7 +168,7 @@ async def _parts(
         broadcast=broadcast,
         guard=_guard(runtime, vendors.ranks, journal, run_epoch, meta.get(META, {})),
         snapshots=vendors.snapshots,
-        checkpoints=checkpoints,
+        checkpoints=_checkpoints(runtime, journal, uploads, run_epoch),
         uploads=uploads,
         eval_sets=eval_sets,
         tracker=vendors.tracker,
@@ -196,6 +178,20 @@ async def _parts(
         clock=RunClock.resumed(meta.get("seconds", {})),
         watchdog=runtime.watchdog,
         drain=runtime.drain,
+        told=lambda: runtime.told,
+    )
+
+
+def _checkpoints(
+    runtime: Runtime[LearnerConfig], journal: Journal, uploads: NoUploads, run_epoch: int
+) -> UploadedCheckpoints:
+    return UploadedCheckpoints(
+        uploads,
+        runtime.run_dir,
+        journal,
+        run_id=runtime.run_id,
+        run_epoch=run_epoch,
+        keep=runtime.config.checkpoint.keep,
     )
 
 

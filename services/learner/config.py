@@ -11,7 +11,7 @@ from services.learner.algorithm_config import AlgorithmConfig
 from services.learner.guard.config import GuardConfig
 from services.learner.metrics.config import TrackingConfig
 from services.learner.rank.config import RankConfig
-from services.learner.sampling.config import SamplingConfig
+from services.learner.sampling.config import SamplingConfig, SelectConfig
 
 EvalMoment = Literal["before", "during", "after"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -79,7 +79,7 @@ class EvalSetConfig(Model):
     tasks: str
     # 0 is greedy decoding.
     temperature: float = Field(default=1.0, ge=0)
-    # Tasks to use, from the start of the file; absent means all.
+    # Tasks to use, from the start of what `learner.select` leaves; absent means all.
     count: int | None = Field(default=None, ge=1)
     # Attempts at each task; pass@k is reported for k up to this.
     attempts: int = Field(default=1, ge=1, le=64)
@@ -103,6 +103,19 @@ class EvalConfig(Model):
         if len(set(names)) < len(names):
             raise ValueError(f"eval set names must differ, got {names}")
         return self
+
+
+class WeightsConfig(Model):
+    """How published weights reach engines."""
+
+    # What lies between learner and engines. `private`: whatever both sides can do. `public`: a
+    # network with strangers in it; WeightService alone, under TLS, for shared memory, NCCL and gloo
+    # neither encrypt nor ask who is there.
+    network: Literal["private", "public"] = "private"
+    # Port of WeightService, for machines that are reached at opened ports only; 0 is any free one.
+    port: int = Field(default=0, ge=0, le=65535)
+    # HOST or HOST:PORT at which engines reach it; absent: the learner's host, and that port.
+    advertise: str | None = None
 
 
 class LearnerConfig(Model):
@@ -138,6 +151,7 @@ class LearnerConfig(Model):
     # For `replace`: most groups that are replaced for one step, in multiples of groups_per_step.
     max_refill: int = Field(default=4, ge=1)
     publish_timeout_s: float = Field(default=120.0, gt=0)
+    weights: WeightsConfig = WeightsConfig()
     # How long a cut Attach stream keeps its membership.
     attach_grace_s: float = Field(default=10.0, gt=0)
     # A stage without progress for so long is reported in the log, with all stacks.
@@ -148,6 +162,7 @@ class LearnerConfig(Model):
     guard: GuardConfig = GuardConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     eval: EvalConfig = EvalConfig()
+    select: SelectConfig = SelectConfig()
     sampling: SamplingConfig = SamplingConfig()
     tracking: TrackingConfig = TrackingConfig()
     alarms: AlarmsConfig = AlarmsConfig()

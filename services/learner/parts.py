@@ -1,7 +1,7 @@
 """What a run is made of."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,3 +44,5 @@ class Parts:
     clock: RunClock
     watchdog: Watchdog
     drain: asyncio.Event
+    # What the launcher tells of the run: its costs.
+    told: Callable[[], Mapping[str, float]]

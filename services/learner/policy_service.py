@@ -33,6 +33,7 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
     """Translates between the contract and the broadcast.
 
     `weight_server` is the address of WeightService; without one, workers must share memory.
+    Without `share_memory` none does, on this machine or not.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
         *,
         tokenizer: TokenizerDigests,
         weight_server: str | None,
+        share_memory: bool = True,
         publish_timeout_s: float,
         max_age_s: float = 1800.0,
     ) -> None:
@@ -51,6 +53,7 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
         self._guard = guard
         self._tokenizer = tokenizer
         self._weight_server = weight_server
+        self._share_memory = share_memory
         self._publish_timeout_s = publish_timeout_s
         self._max_age_s = max_age_s
         broadcast.on_left = dispatcher.book.workers.detach
@@ -130,7 +133,9 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
             worker_id=request.worker_id,
             incarnation=request.incarnation,
             devices=request.device_count,
-            shares_memory=pb.TRANSPORT_SHM in transports and request.host_digest == host_digest(),
+            shares_memory=self._share_memory
+            and pb.TRANSPORT_SHM in transports
+            and request.host_digest == host_digest(),
             can_fetch=pb.TRANSPORT_GRPC in transports and self._weight_server is not None,
             holding=claimed if claimed == worker.holding else None,
             # An order to load again may have gone down with the stream before.

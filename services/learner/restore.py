@@ -16,19 +16,19 @@ from services.common.errors import ConfigError
 from services.common.spec import parse_shared
 from services.learner.adapters.remote_fsspec import open_store
 from services.learner.checkpoints.remote_mend import Restored
-from services.learner.checkpoints.remote_restore import RestoreError, restore
+from services.learner.checkpoints.remote_restore import NothingThereError, RestoreError, restore
 from services.learner.config import CheckpointConfig
 from services.learner.ports import RemoteError
 
-OK, UNABLE, RETRYABLE = 0, 2, 3
+OK, UNABLE, RETRYABLE, NOTHING = 0, 2, 3, 4
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m services.learner.restore",
         description=__doc__,
-        epilog="Exit codes: 0 restored, 2 it cannot be, 3 the store was out of reach. Further"
-        " arguments override keys of the spec.",
+        epilog="Exit codes: 0 restored, 2 it cannot be, 3 the store was out of reach, 4 no run was"
+        " ever uploaded there. Further arguments override keys of the spec.",
         allow_abbrev=False,
     )
     parser.add_argument("url", help="of the run, as in s3://bucket/prefix/RUN_ID")
@@ -38,6 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     log.setup("restore", "")
     try:
         restored = _restore(given.url, given.config, given.runs, overrides)
+    except NothingThereError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return NOTHING
     except (ConfigError, RestoreError) as error:
         print(f"error: {error}", file=sys.stderr)
         return UNABLE

@@ -34,10 +34,10 @@ async def check_tokenizer_is_the_same(journal: Journal, digests: TokenizerDigest
 async def check_tasks_are_the_same(
     journal: Journal, tasks: Sequence[Task], config: LearnerConfig, seed: int
 ) -> None:
-    """The order of tasks is a function of the file, the seed and how they are mixed.
+    """The order of tasks is a function of those that are used, the seed and how they are mixed.
 
-    What differs is used from here on with a warning. Raises ConfigError when a task that the
-    run has begun is gone.
+    `tasks` are what `learner.select` leaves of the file. What differs is used from here on with a
+    warning. Raises ConfigError when a task that the run has begun is gone.
     """
     text = "".join(f"{task.key}\n{task.json}\n" for task in tasks)
     digest = hashlib.sha256(text.encode()).hexdigest()
@@ -54,12 +54,13 @@ async def check_tasks_are_the_same(
     gone = sorted(await journal.read(drawn_tasks) - {task.key for task in tasks})
     if gone:
         raise ConfigError(
-            f"learner.tasks: {config.tasks} is not the file that this run began with:"
+            f"learner.tasks: {config.tasks}, with learner.select, is not what this run began with:"
             f" {len(gone)} tasks that the run has sampled are gone, {gone[0]!r} first; restore the"
-            " file, or start a new run"
+            " file and the selection, or start a new run"
         )
     _log.error(
-        "learner.tasks is not the file that the run began with: its tasks are used from here on",
+        "learner.tasks, with learner.select, is not what the run began with: these tasks are used"
+        " from here on",
         path=config.tasks,
     )
 

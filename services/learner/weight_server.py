@@ -1,9 +1,9 @@
 """WeightService in a process of its own: `python -m services.learner.weight_server`.
 
-A child of the learner service, so that a slow download never delays a lease. It prints one JSON
-line `{"address": "127.0.0.1:PORT"}`, then reads a publication per line from stdin and answers
-each with `{"announced": [run_epoch, version]}`. It ends when its stdin does, so never outlives
-its parent. The token comes from FLOTILLA_TOKEN.
+A child of the learner service, so that a slow download never delays a lease. The first line of its
+stdin is a `Start`, secrets and all; it answers with one JSON line `{"address": "HOST:PORT"}`, then
+reads a publication per line and answers each with `{"announced": [run_epoch, version]}`. It ends
+when its stdin does, so never outlives its parent.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import grpc
@@ -21,11 +21,34 @@ from flotilla.learner.v1 import weight_service_pb2 as pb
 from flotilla.learner.v1 import weight_service_pb2_grpc as pb_grpc
 from services.common import log, rpc
 from services.common.errors import ServiceError
+from services.common.tls import from_text
 
 DOMAIN = "learner.flotilla"
 CHUNK_BYTES = 1 << 20
 # The slot of the one before these is being rewritten.
 KEPT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where to serve, and for whom."""
+
+    run_id: str
+    token: str = field(repr=False)
+    # As `Tls.to_text` writes it; None serves without.
+    tls: str | None = field(default=None, repr=False)
+    listen: str = "127.0.0.1:0"
+    # Where others reach it, if not there.
+    advertise: str | None = None
+
+    def to_line(self) -> bytes:
+        """What is said of it on stdin."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @staticmethod
+    def from_line(line: bytes) -> "Start":
+        """The reverse of `to_line`."""
+        return Start(**json.loads(line))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +132,20 @@ class WeightService(pb_grpc.WeightServiceServicer):
                 offset += len(chunk)
 
 
-async def serve(token: str) -> None:
+async def serve() -> None:
     """Serves until stdin ends."""
+    lines = await _stdin()
+    start = Start.from_line(await lines.readline())
+    log.setup("weight_server", start.run_id)
+    log.add_secret(start.token)
+    tls = from_text(start.tls, where="the learner's TLS") if start.tls else None
     shelf = Shelf()
-    server = rpc.server(token=token)
+    server = rpc.server(token=start.token)
     pb_grpc.add_WeightServiceServicer_to_server(WeightService(shelf), server)
-    async with rpc.serving(server, "127.0.0.1:0", grace_s=0.5) as serving:
+    at = rpc.serving(server, start.listen, tls=tls, advertise=start.advertise, grace_s=0.5)
+    async with at as serving:
         serving.set_serving(True)
         _say({"address": serving.address})
-        lines = await _stdin()
         while (line := await lines.readline()).endswith(b"\n"):
             snapshot = Snapshot.from_line(line)
             shelf.put(snapshot)
@@ -140,8 +168,7 @@ def main() -> None:
     """The process's entry point."""
     # Ctrl-C in a terminal is for the learner service, which closes this stdin in its drain.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    log.setup("weight_server", os.environ.get("FLOTILLA_RUN_ID", ""))
-    asyncio.run(serve(os.environ["FLOTILLA_TOKEN"]))
+    asyncio.run(serve())
 
 
 if __name__ == "__main__":

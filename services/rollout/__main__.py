@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,7 +86,7 @@ async def serve(runtime: Runtime[RolloutConfig]) -> None:
         stack.push_async_callback(parts.environment.all_closed)
         server = rpc.server(token=runtime.token)
         rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server(parts.service, server)
-        serving = await stack.enter_async_context(rpc.serving(server, runtime.listen))
+        serving = await stack.enter_async_context(runtime.serving(server))
         await runtime.announce(serving.address)
         runtime.log.info("serving", address=serving.address, worker=runtime.worker_id)
         try:
@@ -103,6 +104,7 @@ async def serve(runtime: Runtime[RolloutConfig]) -> None:
 
 
 async def _connect(runtime: Runtime[RolloutConfig], model: "_Model", engine: "Engine") -> "_Parts":
+    from services.common import rpc
     from services.rollout.adapters.env_gateway import GatewayEnvironment
     from services.rollout.adapters.learner import GroupClient, PolicyClient, RunEpoch
     from services.rollout.episode import AttemptRunner
@@ -123,7 +125,8 @@ async def _connect(runtime: Runtime[RolloutConfig], model: "_Model", engine: "En
     )
     name = shared_name(runtime.run_id, runtime.run_dir)
     staged = SHARED_MEMORY / f"{name}-{runtime.worker_id}.safetensors"
-    feed = PolicyClient(learner, identity, epoch, token=runtime.token)
+    weights = partial(rpc.channel, token=runtime.token, tls=runtime.tls, peer="learner")
+    feed = PolicyClient(learner, identity, epoch, weights=weights)
     follower = PolicyFollower(feed, engine, staged, watchdog)
     groups = GroupClient(learner, identity, epoch)
     return _parts(runtime, engine, environment, groups, runner, follower)

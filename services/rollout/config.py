@@ -59,6 +59,8 @@ class RolloutConfig(Model):
     grade_timeout_s: float = Field(default=120.0, gt=0)
     # End a turn at its first `</tool_call>` instead of at the end-of-turn token.
     stop_at_tool_call: bool = False
+    # The policy sees the pictures that tools answer with, as tasks on screens need it.
+    images: bool = False
     # Leases and episodes are renewed so often, or more often when they are shorter than 3 of it.
     renew_interval_s: float = Field(default=5.0, gt=0)
     # Pause before a failed attempt is tried again; doubles with each try.
@@ -88,6 +90,17 @@ class RolloutConfig(Model):
             retry_pause_s=self.retry_pause_s,
             attempt_timeout_s=self.attempt_timeout_s,
         )
+
+    @model_validator(mode="after")
+    def _pictures_are_not_passed_on(self) -> Self:
+        if self.images:
+            raise ValueError(
+                "images: the engine is not given pictures yet: the policy reads `[image/png, 9"
+                " bytes]` where one is, no worker is leased a computer_use or browser_use task, and"
+                " the learner trains causal language models only; set images = false, and train on"
+                " tasks of other modalities (learner.select.modality)"
+            )
+        return self
 
     @model_validator(mode="after")
     def _block_size_fits_the_device(self) -> Self:

@@ -24,6 +24,7 @@ class FakeRegistry(pb_grpc.RegistryServiceServicer):
         self.registered: list[pb.RegisterRequest] = []
         self.heartbeats: list[pb.HeartbeatRequest] = []
         self.command = pb.COMMAND_NONE
+        self.metrics: dict[str, float] = {}
         self.failure: ServiceError | None = None
         self.peers: dict[int, str] = {}
         self.changed = asyncio.Event()
@@ -38,7 +39,7 @@ class FakeRegistry(pb_grpc.RegistryServiceServicer):
         if self.failure is not None:
             raise self.failure
         self.heartbeats.append(request)
-        return pb.HeartbeatResponse(command=self.command)
+        return pb.HeartbeatResponse(command=self.command, metrics=self.metrics)
 
     async def ResolvePeers(
         self, request: pb.ResolvePeersRequest, context: Any
@@ -48,6 +49,14 @@ class FakeRegistry(pb_grpc.RegistryServiceServicer):
             peers = [pb.Peer(replica=r, address=a) for r, a in self.peers.items()]
             yield pb.ResolvePeersResponse(peers=peers)
             await changed.wait()
+
+    async def ReportUnit(
+        self, request: pb.ReportUnitRequest, context: Any
+    ) -> pb.ReportUnitResponse:
+        raise NotImplementedError
+
+    async def PushLogs(self, request: pb.PushLogsRequest, context: Any) -> pb.PushLogsResponse:
+        raise NotImplementedError
 
     def move(self, peers: dict[int, str]) -> None:
         self.peers = peers

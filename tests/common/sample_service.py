@@ -19,7 +19,7 @@ async def run(runtime: Runtime[SampleConfig]) -> None:
         raise ValueError(f"broken {os.environ['FLOTILLA_TOKEN']}")
     if runtime.config.mode == "away":
         raise ConnectionError("the peer is away")
-    async with rpc.serving(rpc.server(token=runtime.token), runtime.listen) as serving:
+    async with runtime.serving(rpc.server(token=runtime.token)) as serving:
         serving.set_serving(True)
         runtime.set_status(phase="serving", serving=True, step=runtime.config.count)
         await runtime.announce(serving.address)

@@ -17,8 +17,11 @@ from flotilla.launcher.v1 import registry_service_pb2 as pb
 from flotilla.launcher.v1 import registry_service_pb2_grpc as pb_grpc
 from services.common import rpc
 from services.common.main import entry
+from services.launcher import identity
 from tests.common import echo
 from tests.common.conftest import until
+from tests.common.outsiders import RUN, beyond_loopback, member
+from tests.common.outsiders import run as run_identity
 from tests.common.registry import FakeRegistry
 from tests.common.sample_service import SampleConfig, run
 
@@ -139,6 +142,10 @@ def test_wrong_configuration_is_told_at_once_and_whole(
         (["--help"], "", "--rollout.count=1"),
         ([], "", "no token: set FLOTILLA_TOKEN"),
         (["--listen", "0.0.0.0:0"], echo.TOKEN, "refusing to listen"),
+        (["--registry", "192.0.2.9:1"], echo.TOKEN, "pass --peer NAME=HOST:PORT"),
+        (["--peer", "learner=192.0.2.9:1"], echo.TOKEN, "refusing to call 192.0.2.9:1"),
+        (["--tls-dir", "/nowhere"], echo.TOKEN, "cannot read ca.pem"),
+        (["--advertise", "a b"], echo.TOKEN, "write HOST or HOST:PORT"),
         (["--sead", "1"], echo.TOKEN, "overrides are written --rollout.key=value"),
         (["--run-id", "../x"], echo.TOKEN, "a letter or digit first"),
         (["--peer", "learner"], echo.TOKEN, "NAME=HOST:PORT"),
@@ -158,6 +165,46 @@ def test_the_command_line_answers_with_the_fix(
     code, output = answer(capsys, tmp_path, *arguments)
     assert message in output
     assert code == (0 if arguments in (["--check-config"], ["--help"]) else 2)
+
+
+async def test_a_process_serves_a_run_beyond_loopback(start: Start, tmp_path: Path) -> None:
+    identity.store_run(tmp_path, run_identity())
+    folder = str(identity.folder_of(tmp_path, RUN) / "rollout")
+    process = await start(
+        *("--run-id", RUN, "--tls-dir", folder),
+        *("--listen", "0.0.0.0:0", "--advertise", beyond_loopback()),
+    )
+    ready = await line(process, "ready")
+    assert ready["address"].startswith(f"{beyond_loopback()}:")
+    async with member(ready["address"], "rollout") as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        response = await stub.Check(health_pb2.HealthCheckRequest(), timeout=5)
+        assert response.status == health_pb2.HealthCheckResponse.SERVING
+    process.terminate()
+    assert await process.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("service", "arguments", "says"),
+    [
+        ("learner", ["--run-id", RUN], f"is that of learner.{RUN}.flotilla, this process is"),
+        ("rollout", ["--run-id", "other"], "this process is rollout.other.flotilla"),
+        ("rollout", ["--run-id", RUN, "--listen", "0.0.0.0:0"], "pass --advertise HOST"),
+    ],
+)
+def test_a_certificate_that_nobody_would_accept_is_told_at_once(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    service: str,
+    arguments: list[str],
+    says: str,
+) -> None:
+    monkeypatch.setenv("FLOTILLA_TOKEN", echo.TOKEN)
+    identity.store_run(tmp_path, run_identity())
+    folder = identity.folder_of(tmp_path, RUN) / service
+    code, output = answer(capsys, tmp_path, *arguments, "--tls-dir", str(folder))
+    assert (code, says in output) == (2, True), output
 
 
 async def test_a_process_registers_and_obeys_stop(start: Start) -> None:

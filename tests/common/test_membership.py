@@ -1,7 +1,7 @@
 """Membership in a run, and finding peers, against a registry over a real socket."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -28,6 +28,7 @@ class Member:
     status: Status = field(default_factory=Status)
     drained: list[str] = field(default_factory=list[str])
     stopped: list[str] = field(default_factory=list[str])
+    told: list[Mapping[str, float]] = field(default_factory=list[Mapping[str, float]])
 
 
 @asynccontextmanager
@@ -52,6 +53,7 @@ async def member() -> AsyncGenerator[Member]:
             status=lambda: one.status,
             drain=one.drained.append,
             stop=one.stopped.append,
+            told=one.told.append,
         )
         task = asyncio.create_task(membership.run("127.0.0.1:7"))
         yield one
@@ -78,6 +80,13 @@ async def test_the_launchers_word_drains_and_heartbeats_go_on() -> None:
         beats = len(one.registry.heartbeats)
         await until(lambda: len(one.registry.heartbeats) > beats + 2)
         assert one.stopped == []
+
+
+async def test_a_member_hears_what_the_launcher_knows_of_the_run() -> None:
+    async with member() as one:
+        one.registry.metrics = {"cost/accrued": 1.5}
+        await until(lambda: bool(one.told))
+        assert one.told[-1] == {"cost/accrued": 1.5}
 
 
 async def test_the_launchers_word_stops() -> None:

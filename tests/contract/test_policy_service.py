@@ -61,6 +61,38 @@ async def test_a_worker_that_attaches_is_told_of_the_newest_policy(tmp_path: Pat
         await worker.channel.close()
 
 
+@pytest.mark.parametrize(
+    ("network", "transports", "chosen"),
+    [
+        ("private", [pb.TRANSPORT_SHM], pb.TRANSPORT_SHM),
+        ("public", [pb.TRANSPORT_SHM, pb.TRANSPORT_GRPC], pb.TRANSPORT_GRPC),
+        ("public", [pb.TRANSPORT_SHM], None),
+    ],
+)
+async def test_over_a_public_network_weights_go_by_grpc_alone(
+    tmp_path: Path,
+    network: str,
+    transports: list[pb.Transport.ValueType],
+    chosen: pb.Transport.ValueType | None,
+) -> None:
+    config = make_config(tmp_path, weights={"network": network})
+    async with learner(tmp_path, config, weight_server="192.0.2.9:7") as running:
+        worker = FakeWorker(running.address)
+        request = attach_request(worker)
+        request.ClearField("transports")
+        request.transports.extend(transports)
+        updates = aiter(stream := worker.policies.Attach(request))
+        # The first is a late joiner's, which goes by WeightService where it can.
+        if chosen is None:
+            assert await refusal_of(anext(updates)) == "NO_COMMON_TRANSPORT"
+        else:
+            update = (await asyncio.wait_for(anext(updates), 10)).update
+            assert update.transport == chosen
+            assert (update.location == "192.0.2.9:7") == (chosen == pb.TRANSPORT_GRPC)
+        stream.cancel()
+        await worker.channel.close()
+
+
 async def test_a_canary_that_differs_is_refused_and_the_policy_sent_again(tmp_path: Path) -> None:
     async with learner(tmp_path, make_config(tmp_path)) as running:
         worker = FakeWorker(running.address)

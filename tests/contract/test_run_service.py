@@ -270,9 +270,7 @@ async def test_many_at_once_all_get_their_answer(tmp_path: Path) -> None:
         assert {run.run_id for run in runs} == {run_id}
 
 
-async def test_what_a_dead_launcher_left_is_ended_and_its_run_is_resumable(
-    tmp_path: Path,
-) -> None:
+async def test_a_second_launcher_goes_on_with_what_a_dead_one_left(tmp_path: Path) -> None:
     backend = FakeBackend()
     async with serving(tmp_path, backend) as served:
         run_id = await served.start(wish())
@@ -280,14 +278,22 @@ async def test_what_a_dead_launcher_left_is_ended_and_its_run_is_resumable(
         # The first launcher is frozen here, as if dead, while a second takes over its folder.
         heir = FakeBackend()
         async with serving(tmp_path, heir) as second:
-            ended = await second.launcher.recover()
-            assert sorted(name.rpartition("/")[2] for name in ended) == [
-                "env_gateway-0",
-                "learner-0",
-                "rollout-0",
-            ]
+            assert await second.launcher.recover() == []
+            before = (await served.get(run_id)).replicas
+            run = await second.get(run_id)
+            assert [replica.pid for replica in run.replicas] == [r.pid for r in before]
+            assert heir.launches == [], "nothing is started that runs"
+            resume = run_service_pb2.StartRunRequest(request_id="2", resume_run_id=run_id)
+            assert (await refusal(second.runs.StartRun(resume)))[1] == "RUN_ACTIVE"
+            for service in ("env_gateway", "learner", "rollout"):
+                await say(second, run_id, service)
+            await second.until(run_id, lambda r: r.state == run_service_pb2.RUN_STATE_RUNNING)
+            [unit] = await units(heir, "rollout")
+            heir.finish(unit, 1)
+            await second.until(run_id, lambda r: any(p.restarts for p in r.replicas))
+            await second.runs.StopRun(run_service_pb2.StopRunRequest(run_id=run_id))
             run = await second.get(run_id)
             assert run.state == run_service_pb2.RUN_STATE_STOPPED
-            assert "its launcher died" in run.error
-            resumed = run_service_pb2.StartRunRequest(request_id="2", resume_run_id=run_id)
-            assert (await second.runs.StartRun(resumed)).run_id == run_id
+            assert run.outcome == run_service_pb2.OUTCOME_STOPPED
+            assert run.cleanup == run_service_pb2.CLEANUP_VERIFIED
+            assert heir.cleaned == [run_id]

@@ -10,6 +10,7 @@ from typing import Any
 
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc
 from services.common import rpc
+from services.common.tls import Tls
 from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
 from services.env_gateway.gateway import Gateway
 from services.env_gateway.service import EpisodeService
@@ -29,7 +30,9 @@ class Served:
 
 
 @contextmanager
-def served(**changes: Any) -> Generator[Served]:
+def served(
+    *, listen: str = "127.0.0.1:0", tls: Tls | None = None, **changes: Any
+) -> Generator[Served]:
     backend, grader = FakeBackend(), FakeGrader()
     started: Future[tuple[str, Gateway, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
@@ -38,7 +41,7 @@ def served(**changes: Any) -> Generator[Served]:
             server = rpc.server(token=TOKEN)
             service = EpisodeService(gateway, lambda: None)
             episode_service_pb2_grpc.add_EpisodeServiceServicer_to_server(service, server)
-            async with rpc.serving(server, "127.0.0.1:0", grace_s=0.1) as at:
+            async with rpc.serving(server, listen, tls=tls, grace_s=0.1) as at:
                 stop = asyncio.Event()
                 started.set_result((at.address, gateway, asyncio.get_running_loop(), stop))
                 await stop.wait()

@@ -74,20 +74,11 @@ async def test_a_run_interrupted_at_one_moment_can_go_on(new_run: NewRun, moment
 
 
 @pytest.mark.slow
-async def test_services_whose_launcher_was_killed_drain_and_the_run_goes_on(
-    new_run: NewRun,
-) -> None:
-    run = new_run(learner={"steps": 40})
-    await run.train("--launcher.orphan_after_s=1")
+async def test_a_run_whose_launcher_was_killed_goes_on_under_another(new_run: NewRun) -> None:
+    run = new_run(learner={"steps": 6})
+    await run.train()
     await run.step(2)
     run.kill_launcher()
-    assert await run.exit() == 1
-    assert "the launcher is gone" in run.output
-    # A heartbeat waits up to 5 s for its answer before silence is noticed.
-    await run.gone(GONE_S)
-    run.check_books()
-    done = run.steps()
-    assert 2 <= done < 40
-    await run.train("--resume", f"--learner.steps={done + 1}")
     await run.completes()
-    await run.check_end(done + 1)
+    assert "another one takes over" in run.output
+    await run.check_end(6)

@@ -19,8 +19,9 @@ from flotilla.launcher.v1 import (
 )
 from services.common import rpc
 from services.launcher.adapters.local import MARK, LocalBackend
-from services.launcher.launcher import Launcher
-from services.launcher.ports import Backend
+from services.launcher.config import LauncherConfig
+from services.launcher.launcher import Equipment, Launcher
+from services.launcher.ports import NO_HOOKS, Backend, Hooks
 from services.launcher.service import RegistryService, RunService
 from services.launcher.store import Store
 
@@ -84,13 +85,34 @@ class Served:
         return await self.until(run_id, lambda run: run.state in ENDED)
 
 
+@dataclass(slots=True)
+class OneRegistry:
+    """All runs on one server with one token, which the tests know."""
+
+    address: str = ""
+
+    def secrets(self, service: str) -> dict[str, str]:
+        return {"FLOTILLA_TOKEN": TOKEN}
+
+    async def open(self, run_id: str, config: LauncherConfig, remembered: str) -> "OneRegistry":
+        return self
+
+    async def close(self, run_id: str, *, forget: bool) -> None:
+        """It serves the other runs."""
+
+
 @asynccontextmanager
 async def serving(
-    folder: Path, backend: Backend | None = None, *, stream_age_s: float = 60.0
+    folder: Path,
+    backend: Backend | None = None,
+    *,
+    stream_age_s: float = 60.0,
+    hooks: Hooks = NO_HOOKS,
 ) -> AsyncGenerator[Served]:
     """A launcher over real sockets; its runs are stopped in the end."""
-    store = Store(folder / "launcher.sqlite")
-    launcher = Launcher(folder, store, backend or LocalBackend(folder), TOKEN)
+    store, registry = Store(folder / "launcher.sqlite"), OneRegistry()
+    chosen = backend or LocalBackend(folder)
+    launcher = Launcher(folder, store, Equipment({"local": lambda: chosen}, registry, hooks))
     server = rpc.server(token=TOKEN)
     run_service_pb2_grpc.add_RunServiceServicer_to_server(
         RunService(launcher, stream_age_s), server
@@ -99,7 +121,7 @@ async def serving(
         RegistryService(launcher, stream_age_s), server
     )
     async with rpc.serving(server, "127.0.0.1:0", grace_s=0.2) as at:
-        launcher.registry = at.address
+        registry.address = at.address
         async with rpc.channel(at.address, token=TOKEN) as channel:
             runs: Any = run_service_pb2_grpc.RunServiceStub(channel)
             registry: Any = registry_service_pb2_grpc.RegistryServiceStub(channel)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from services.launcher import address_file
+from services.launcher.store import Store
 from tests.launcher.harness import REPOSITORY, left_running, spec, start_cli
 
 
@@ -138,48 +139,77 @@ async def test_mistakes_are_named_before_anything_starts(tmp_path: Path) -> None
     await nothing_left(tmp_path / "runs")
 
 
-@pytest.mark.slow
-async def test_kill_9_of_the_launcher_services_drain_alone_or_are_ended_by_the_next(
-    tmp_path: Path,
-) -> None:
-    runs = tmp_path / "runs"
-    launcher = {"orphan_after_s": 1.0}
-    path = write_spec(tmp_path, launcher=launcher, learner={"steps": 10_000, "step_s": 0.05})
-    process = await start_cli("train", str(path), "--runs", str(runs))
+async def killed_with_its_launcher(process: asyncio.subprocess.Process, runs: Path) -> None:
+    """Once the run is running, the command and its launcher are gone at a blow."""
     assert process.stdout is not None
     await asyncio.wait_for(read_until(process.stdout, "run running"), 30.0)
     address = address_file.read(runs)
     assert address is not None
+    process.kill()
     os.kill(address.pid, signal.SIGKILL)
-    rest, _ = await asyncio.wait_for(process.communicate(), 40.0)
-    assert process.returncode == 1
-    assert "the launcher is gone" in rest.decode()
+    await asyncio.wait_for(process.communicate(), 40.0)
+
+
+@pytest.mark.slow
+async def test_services_drain_alone_when_no_launcher_comes(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    launcher = {"orphan_after_s": 1.0}
+    path = write_spec(tmp_path, launcher=launcher, learner={"steps": 10_000, "step_s": 0.05})
+    process = await start_cli("train", str(path), "--runs", str(runs))
+    await killed_with_its_launcher(process, runs)
     # A heartbeat waits up to 5 s for its answer before silence is noticed.
     await nothing_left(runs, limit_s=20.0)
     [run_dir] = [found.parent for found in runs.glob("fake-*/spec.json")]
     assert "no word from the launcher" in (run_dir / "logs" / "learner-0.log").read_text()
     code, output = await run_cli("stop", "newest", "--runs", str(runs))
     assert (code, "stopped" in output) == (0, True)
+    await nothing_left(runs)
 
 
-async def test_a_new_launcher_ends_the_orphans_of_a_killed_one(tmp_path: Path) -> None:
+async def test_a_command_whose_launcher_is_killed_goes_on_under_another(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
-    launcher = {"orphan_after_s": 600.0}
-    path = write_spec(
-        tmp_path, launcher=launcher, learner={"steps": 10_000}, rollout={"litter": True}
-    )
+    path = write_spec(tmp_path, learner={"steps": 60, "step_s": 0.1}, rollout={"litter": True})
     process = await start_cli("train", str(path), "--runs", str(runs))
     assert process.stdout is not None
     await asyncio.wait_for(read_until(process.stdout, "run running"), 30.0)
     address = address_file.read(runs)
     assert address is not None
     os.kill(address.pid, signal.SIGKILL)
-    await asyncio.wait_for(process.communicate(), 40.0)
-    assert len(left_running(runs)) == 4, "services outlive their launcher"
-    code, output = await run_cli(
-        "train", str(path), "--resume", "--runs", str(runs), "--learner.steps=3"
-    )
-    assert code == 0, output
+    rest, _ = await asyncio.wait_for(process.communicate(), 60.0)
+    output = rest.decode()
+    assert process.returncode == 0, output
+    assert "another one takes over" in output
+    assert "step 60/60" in output
+    store = Store(runs / "launcher.sqlite")
+    [stored] = store.newest()
+    store.close()
+    assert stored.run.state == "completed"
+    assert [r.restarts for r in stored.run.replicas.values()] == [0, 0, 0], "nothing was restarted"
+    await nothing_left(runs)
+
+
+async def test_a_run_without_a_launcher_is_given_one_by_whoever_asks_for_it(
+    tmp_path: Path,
+) -> None:
+    runs = tmp_path / "runs"
+    path = write_spec(tmp_path, learner={"steps": 10_000, "step_s": 0.05})
+    process = await start_cli("train", str(path), "--runs", str(runs))
+    await killed_with_its_launcher(process, runs)
+    assert len(left_running(runs)) == 3, "services outlive their launcher"
+    code, output = await run_cli("status", "newest", "--runs", str(runs))
+    assert (code, "running" in output) == (0, True), output
+    address = address_file.read(runs)
+    assert address is not None
+    again = await start_cli("train", str(path), "--resume", "--runs", str(runs))
+    assert again.stdout is not None
+    await asyncio.wait_for(read_until(again.stdout, "step"), 30.0)
+    again.send_signal(signal.SIGINT)
+    await asyncio.wait_for(again.communicate(), 40.0)
+    assert again.returncode == 130
+    code, output = await run_cli("status", "newest", "--runs", str(runs))
+    assert "outcome stopped, cleanup verified: no process" in output
+    # It would stay for a while, in case that somebody has more to do.
+    os.kill(address.pid, signal.SIGTERM)
     await nothing_left(runs)
 
 

@@ -1,18 +1,23 @@
 """The run state machine, without processes and without a clock."""
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.launcher import runs
+from services.launcher import facts, runs
 from services.launcher.decide import decide, next_due
 from services.launcher.runs import (
     GATEWAY,
     LEARNER,
     ROLLOUT,
+    Clean,
+    Cleanup,
     Drain,
     Exit,
     Kill,
     Note,
+    Outcome,
     Policy,
     ReplicaState,
     Run,
@@ -26,21 +31,21 @@ WANTED = {GATEWAY: 1, LEARNER: 1, ROLLOUT: 2}
 
 
 def new() -> Run:
-    return Run("demo-1", "demo", WANTED)
+    return facts.passed(Run("demo-1", "demo", WANTED))
 
 
 def all_started(run: Run, now: float = 0.0) -> Run:
     run, actions = decide(run, now, POLICY)
     for action in actions:
         if isinstance(action, Start):
-            run = runs.started(run, action.key, Unit("u", 100 + action.key[1], now))
+            run = facts.started(run, action.key, Unit("u", 100 + action.key[1], now), now, POLICY)
     return run
 
 
 def running(now: float = 0.0) -> Run:
     run = all_started(new(), now)
     for key in run.replicas:
-        run = runs.beat(run, key, "serving", serving=True)
+        run = facts.beat(run, key, "serving", serving=True)
     return decide(run, now, POLICY)[0]
 
 
@@ -61,17 +66,17 @@ def test_a_run_is_running_when_each_service_has_a_serving_replica() -> None:
     run = decide(run, 0.0, POLICY)[0]
     assert run.state is RunState.STARTING
     for key in ((GATEWAY, 0), (LEARNER, 0)):
-        run = runs.beat(run, key, "serving", serving=True)
-    run = runs.beat(run, (ROLLOUT, 1), "loading", serving=False)
+        run = facts.beat(run, key, "serving", serving=True)
+    run = facts.beat(run, (ROLLOUT, 1), "loading", serving=False)
     assert decide(run, 0.0, POLICY)[0].state is RunState.STARTING
-    run = runs.beat(run, (ROLLOUT, 1), "serving", serving=True)
+    run = facts.beat(run, (ROLLOUT, 1), "serving", serving=True)
     assert decide(run, 0.0, POLICY)[0].state is RunState.RUNNING
 
 
 def test_a_crashed_replica_is_restarted_after_a_growing_wait() -> None:
     run = running()
     for failures, delay in ((1, 1.0), (2, 2.0)):
-        run, notes = runs.exited(run, (ROLLOUT, 0), Exit(1), 50.0, POLICY)
+        run, notes = facts.exited(run, (ROLLOUT, 0), Exit(1), 50.0, POLICY)
         assert f"restart {failures} of 2 in {delay:g} s" in notes[0].text
         assert decide(run, 50.0 + delay - 0.1, POLICY)[1] == []
         run, actions = decide(run, 50.0 + delay, POLICY)
@@ -82,7 +87,7 @@ def test_a_crashed_replica_is_restarted_after_a_growing_wait() -> None:
 def test_failures_long_ago_do_not_count() -> None:
     run = running()
     for now in (0.0, 1_000.0, 2_000.0, 3_000.0):
-        run, _ = runs.exited(run, (LEARNER, 0), Exit(1), now, POLICY)
+        run, _ = facts.exited(run, (LEARNER, 0), Exit(1), now, POLICY)
         run, _ = decide(run, now + 1.0, POLICY)
         assert run.replicas[LEARNER, 0].state is ReplicaState.STARTING
 
@@ -90,7 +95,7 @@ def test_failures_long_ago_do_not_count() -> None:
 def test_a_learner_that_keeps_crashing_fails_the_run_with_its_last_lines() -> None:
     run = running()
     for now in (0.0, 10.0, 20.0):
-        run, _ = runs.exited(run, (LEARNER, 0), Exit(-9, "boom\nout of memory"), now, POLICY)
+        run, _ = facts.exited(run, (LEARNER, 0), Exit(-9, "boom\nout of memory"), now, POLICY)
         run, _ = decide(run, now + 5.0, POLICY)
     assert run.state is RunState.DRAINING
     assert run.goal is RunState.FAILED
@@ -101,43 +106,45 @@ def test_a_learner_that_keeps_crashing_fails_the_run_with_its_last_lines() -> No
 def test_one_lost_rollout_of_two_does_not_fail_the_run() -> None:
     run = running()
     for _ in range(3):
-        run, _ = runs.exited(run, (ROLLOUT, 0), Exit(1), 0.0, POLICY)
+        run, _ = facts.exited(run, (ROLLOUT, 0), Exit(1), 0.0, POLICY)
         run, _ = decide(run, 8.0, POLICY)
     assert run.replicas[ROLLOUT, 0].state is ReplicaState.FAILED
     assert run.state is RunState.RUNNING
     assert decide(run, 9.0, POLICY)[1] == [], "a failed replica is not replaced for ever"
-    run, actions = decide(runs.scale(run, ROLLOUT, 1), 9.0, POLICY)
+    run, actions = decide(facts.scale(run, ROLLOUT, 1), 9.0, POLICY)
     assert actions == [], "scaling down drops the failed one"
-    run, actions = decide(runs.scale(run, ROLLOUT, 2), 9.0, POLICY)
+    run, actions = decide(facts.scale(run, ROLLOUT, 2), 9.0, POLICY)
     assert actions == [Start((ROLLOUT, 2))]
 
 
 def test_a_config_error_is_not_tried_again() -> None:
-    run, _ = runs.exited(running(), (LEARNER, 0), Exit(2, "learner.steps: missing"), 0.0, POLICY)
+    run, _ = facts.exited(running(), (LEARNER, 0), Exit(2, "learner.steps: missing"), 0.0, POLICY)
     assert run.goal is RunState.FAILED
     assert "learner.steps: missing" in run.error
 
 
 def test_a_learner_that_is_done_completes_the_run_rollouts_first() -> None:
-    run = runs.beat(running(), (LEARNER, 0), "done", serving=True)
-    run, _ = runs.exited(run, (LEARNER, 0), Exit(0), 0.0, POLICY)
+    run = facts.beat(running(), (LEARNER, 0), "done", serving=True)
+    run, _ = facts.exited(run, (LEARNER, 0), Exit(0), 0.0, POLICY)
     run, actions = decide(run, 0.0, POLICY)
     assert actions == [Drain((ROLLOUT, 0)), Drain((ROLLOUT, 1))]
     for key in ((ROLLOUT, 0), (ROLLOUT, 1)):
-        run, _ = runs.exited(run, key, Exit(0), 1.0, POLICY)
+        run, _ = facts.exited(run, key, Exit(0), 1.0, POLICY)
     run, actions = decide(run, 1.0, POLICY)
     assert actions == [Drain((GATEWAY, 0))]
-    run, _ = runs.exited(run, (GATEWAY, 0), Exit(0), 2.0, POLICY)
-    assert decide(run, 2.0, POLICY)[0].state is RunState.COMPLETED
+    run, _ = facts.exited(run, (GATEWAY, 0), Exit(0), 2.0, POLICY)
+    run, actions = decide(run, 2.0, POLICY)
+    assert (run.state, actions) == (RunState.TEARDOWN, [Clean()])
+    assert facts.cleaned(run, True, "", 2.0)[0].state is RunState.COMPLETED
 
 
 def test_a_learner_that_exits_before_it_is_done_is_restarted() -> None:
-    run, _ = runs.exited(running(), (LEARNER, 0), Exit(0), 0.0, POLICY)
+    run, _ = facts.exited(running(), (LEARNER, 0), Exit(0), 0.0, POLICY)
     assert run.replicas[LEARNER, 0].state is ReplicaState.RESTARTING
 
 
 def test_a_stop_kills_what_does_not_drain_in_time() -> None:
-    run = runs.stop(running(), 0.0, 10.0)
+    run = facts.stop(running(), 0.0, 10.0)
     run, actions = decide(run, 0.0, POLICY)
     assert set(actions) == {Drain((ROLLOUT, 0)), Drain((ROLLOUT, 1))}
     run, actions = decide(run, 5.0, POLICY)
@@ -147,15 +154,17 @@ def test_a_stop_kills_what_does_not_drain_in_time() -> None:
     assert {Drain((LEARNER, 0)), Drain((GATEWAY, 0))} <= set(actions)
     assert {Kill((LEARNER, 0)), Kill((GATEWAY, 0)), Kill((ROLLOUT, 0))} <= set(actions)
     for key in run.replicas:
-        run, _ = runs.exited(run, key, Exit(-9), 11.0, POLICY)
-    assert decide(run, 11.0, POLICY)[0].state is RunState.STOPPED
+        run, _ = facts.exited(run, key, Exit(-9), 11.0, POLICY)
+    run, actions = decide(run, 11.0, POLICY)
+    assert actions == [Clean()]
+    assert run.goal is RunState.STOPPED
 
 
 def test_a_second_stop_shortens_the_first() -> None:
-    run, _ = decide(runs.stop(running(), 0.0, 60.0), 0.0, POLICY)
-    run, actions = decide(runs.stop(run, 1.0, 0.0), 1.0, POLICY)
+    run, _ = decide(facts.stop(running(), 0.0, 60.0), 0.0, POLICY)
+    run, actions = decide(facts.stop(run, 1.0, 0.0), 1.0, POLICY)
     assert {a.key for a in actions if isinstance(a, Kill)} == set(run.replicas)
-    assert runs.stop(run, 2.0, 100.0).drain_by == 1.0
+    assert facts.stop(run, 2.0, 100.0).drain_by == 1.0
 
 
 def test_a_replica_that_never_serves_is_killed_and_counts_as_failed() -> None:
@@ -165,16 +174,66 @@ def test_a_replica_that_never_serves_is_killed_and_counts_as_failed() -> None:
 
 
 def test_scaling_down_drains_the_newest_and_indices_are_never_reused() -> None:
-    run, actions = decide(runs.scale(running(), ROLLOUT, 1), 0.0, POLICY)
+    run, actions = decide(facts.scale(running(), ROLLOUT, 1), 0.0, POLICY)
     assert actions == [Drain((ROLLOUT, 1))]
-    run, actions = decide(runs.scale(run, ROLLOUT, 2), 0.0, POLICY)
+    run, actions = decide(facts.scale(run, ROLLOUT, 2), 0.0, POLICY)
     assert actions == [Start((ROLLOUT, 2))]
 
 
 def test_a_word_from_a_replica_of_nobody_changes_nothing() -> None:
     run = running()
-    assert runs.beat(run, (ROLLOUT, 9), "serving", serving=True) == run
-    assert runs.registered(run, (ROLLOUT, 9), "127.0.0.1:1") == run
+    assert facts.beat(run, (ROLLOUT, 9), "serving", serving=True) == run
+    assert facts.registered(run, (ROLLOUT, 9), "127.0.0.1:1") == run
+
+
+def test_nobody_having_a_machine_is_asked_again_and_then_the_outcome() -> None:
+    policy = Policy(attempts=3, attempt_backoff_s=120.0, max_restarts=0)
+    run, _ = decide(new(), 0.0, policy)
+    now = 0.0
+    for number, delay in ((1, 120.0), (2, 240.0)):
+        assert run.replicas[LEARNER, 0].attempt == number
+        run, notes = facts.no_capacity(run, (LEARNER, 0), "sold out", now, policy)
+        assert f"in attempt {number} of 3: sold out; next in {delay:g} s" in notes[0].text
+        assert decide(run, now + delay - 1, policy)[1] == []
+        now += delay
+        run, actions = decide(run, now, policy)
+        assert actions == [Start((LEARNER, 0))]
+        assert run.replicas[LEARNER, 0].restarts == 0, "it never ran"
+    run, _ = facts.no_capacity(run, (LEARNER, 0), "sold out", now, policy)
+    assert (run.outcome, run.goal) == (Outcome.CAPACITY, RunState.FAILED)
+    assert "sold out" in run.error
+
+
+def test_a_rollout_too_many_that_nobody_has_a_machine_for_does_not_fail_the_run() -> None:
+    policy = Policy(attempts=1)
+    run, _ = decide(facts.scale(running(), ROLLOUT, 3), 0.0, policy)
+    run, _ = facts.no_capacity(run, (ROLLOUT, 2), "sold out", 0.0, policy)
+    assert run.replicas[ROLLOUT, 2].state is ReplicaState.FAILED
+    assert run.state is RunState.RUNNING
+
+
+def test_a_run_has_ended_only_with_evidence_or_with_a_suspicion() -> None:
+    run = facts.torn_down(facts.stop(running(), 0.0, 0.0), 0.0, Policy(clean_s=3.0))
+    now, looks = 0.0, 0
+    while not run.state.ended:
+        run, actions = decide(run, now, POLICY)
+        if actions:
+            looks += 1
+            run, _ = facts.cleaned(run, False, "cluster x is up", now)
+        assert run.cleanup is not Cleanup.VERIFIED
+        now += 0.25
+    assert looks == 4, "after 0, 0.5, 1.5 s, and when the time was up"
+    assert (run.cleanup, run.cleanup_detail) == (Cleanup.LEAK_SUSPECTED, "cluster x is up")
+    run = facts.torn_down(facts.stop(running(), 0.0, 0.0), 0.0, POLICY)
+    run, _ = facts.cleaned(run, True, "nothing is left", 0.0)
+    assert (run.state, run.cleanup) == (RunState.STOPPED, Cleanup.VERIFIED)
+
+
+def test_what_cannot_be_asked_is_not_late() -> None:
+    run = all_started(new())
+    away = replace(run, unreachable="nobody answers")
+    assert decide(away, 1000.0, POLICY)[1] == []
+    assert len(decide(run, 1000.0, POLICY)[1]) == 4
 
 
 FACTS = st.sampled_from(["tick", "crash", "done", "beat", "scale", "stop", "stop-now"])
@@ -183,10 +242,10 @@ FACTS = st.sampled_from(["tick", "crash", "done", "beat", "scale", "stop", "stop
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(FACTS, st.integers(0, 6), st.floats(0, 30)), max_size=60))
 def test_whatever_happens_a_stopped_run_ends_with_nothing_running(
-    facts: list[tuple[str, int, float]],
+    happenings: list[tuple[str, int, float]],
 ) -> None:
     run, now = new(), 0.0
-    for fact, number, passed in facts:
+    for fact, number, passed in happenings:
         now += passed
         run = _happen(run, fact, number, now)
         run, actions = decide(run, now, POLICY)
@@ -194,7 +253,7 @@ def test_whatever_happens_a_stopped_run_ends_with_nothing_running(
             run = _obey(run, action, now)
         due = next_due(run, now)
         assert due is None or due > now
-    run = runs.stop(run, now, 5.0)
+    run = facts.stop(run, now, 5.0)
     for _ in range(20):
         now += 1.0
         run, actions = decide(run, now, POLICY)
@@ -207,27 +266,29 @@ def test_whatever_happens_a_stopped_run_ends_with_nothing_running(
 def _happen(run: Run, fact: str, number: int, now: float) -> Run:
     live = sorted(key for key, replica in run.replicas.items() if replica.unit)
     if fact == "scale" and not run.state.ended:
-        return runs.scale(run, ROLLOUT, 1 + number)
+        return facts.scale(run, ROLLOUT, 1 + number)
     if fact in ("stop", "stop-now"):
-        return runs.stop(run, now, 5.0 if fact == "stop" else 0.0)
+        return facts.stop(run, now, 5.0 if fact == "stop" else 0.0)
     if not live:
         return run
     key = live[number % len(live)]
     if fact == "beat":
-        return runs.beat(run, key, "serving", serving=True)
+        return facts.beat(run, key, "serving", serving=True)
     if fact == "done" and key[0] == LEARNER:
-        run = runs.beat(run, key, "done", serving=True)
-        return runs.exited(run, key, Exit(0), now, POLICY)[0]
+        run = facts.beat(run, key, "done", serving=True)
+        return facts.exited(run, key, Exit(0), now, POLICY)[0]
     if fact == "crash":
-        return runs.exited(run, key, Exit(1), now, POLICY)[0]
+        return facts.exited(run, key, Exit(1), now, POLICY)[0]
     return run
 
 
 def _obey(run: Run, action: runs.Action, now: float) -> Run:
     match action:
         case Start(key):
-            return runs.started(run, key, Unit("u", 1, now))
+            return facts.started(run, key, Unit("u", 1, now), now, POLICY)
         case Kill(key) if run.replicas[key].unit is not None:
-            return runs.exited(run, key, Exit(-9), now, POLICY)[0]
+            return facts.exited(run, key, Exit(-9), now, POLICY)[0]
+        case Clean():
+            return facts.cleaned(run, True, "", now)[0]
         case Drain() | Kill() | Note():
             return run

@@ -106,12 +106,15 @@ async def learner(
     store: RemoteStore | None = None,
     tokenizer: TokenizerDigests | bytes = TOKENIZER,
     export: Callable[[Path, Path], None] | None = None,
+    weight_server: str | None = None,
 ) -> AsyncGenerator[RunningLearner]:
     address = f"127.0.0.1:{free_port()}"
     runtime = make_runtime(tmp_path, config, listen=address)
     tracker = JsonlTracker(tmp_path / "run" / "metrics.jsonl")
     ranks = ranks or FakeRanks(tmp_path / "weights")
-    vendors = Vendors(ranks, tracker, tokenizer, store=store, export=export)
+    vendors = Vendors(
+        ranks, tracker, tokenizer, weight_server=weight_server, store=store, export=export
+    )
     task = asyncio.create_task(run_learner(runtime, vendors))
     try:
         yield RunningLearner(address, runtime, task)

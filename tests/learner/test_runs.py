@@ -215,7 +215,29 @@ async def test_a_run_goes_on_with_more_tasks_and_says_so(
     more = write_tasks(tmp_path / "more.json", 20)
     await start(tmp_path, tasks=str(more))
     out, err = capfd.readouterr()
-    assert "learner.tasks is not the file" in out + err
+    assert "learner.tasks, with learner.select, is not what the run began with" in out + err
+
+
+async def test_a_run_does_not_go_on_with_a_selection_that_leaves_out_what_it_sampled(
+    tmp_path: Path,
+) -> None:
+    await run_to_the_end(tmp_path)
+    with pytest.raises(ConfigError, match=r"restore the file and the selection"):
+        await start(tmp_path, select={"env_keys": ["env0"]})
+
+
+async def test_a_run_goes_on_with_a_wider_selection_and_says_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    chosen = {"env_keys": ["env0", "env1"], "max_tasks": 5}
+    await run_to_the_end(tmp_path, select=chosen)
+    assert len(query(tmp_path, "SELECT DISTINCT json_extract(spec, '$.task[0]') FROM groups")) <= 5
+    await start(tmp_path, select=chosen)
+    begun = "".join(capfd.readouterr())
+    await start(tmp_path, select={**chosen, "max_tasks": 7})
+    wider = "".join(capfd.readouterr())
+    said = "learner.tasks, with learner.select, is not what the run began with"
+    assert (said in begun, said in wider) == (False, True)
 
 
 async def test_a_learner_whose_disk_refuses_ends_instead_of_waiting(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,9 @@ async def following(tmp_path: Path, learner: FakeLearner) -> AsyncGenerator[Setu
         policy_grpc.add_PolicyServiceServicer_to_server(learner, server)
 
     async with served(add) as address, rpc.channel(address, token=TOKEN) as channel:
-        feed = PolicyClient(channel, IDENTITY, RunEpoch(), token=TOKEN)
+        feed = PolicyClient(
+            channel, IDENTITY, RunEpoch(), weights=partial(rpc.channel, token=TOKEN)
+        )
         staged = tmp_path / "staged"
         follower = PolicyFollower(feed, fake, staged)
         task = asyncio.create_task(follower.run())

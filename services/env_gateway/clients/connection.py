@@ -10,6 +10,8 @@ import uuid
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import grpc.aio
@@ -17,7 +19,9 @@ import grpc.aio
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc as pb_grpc
 from services.common import rpc
+from services.common.listen import check_dial
 from services.common.log import get_logger
+from services.common.tls import Tls, read_tls
 
 if TYPE_CHECKING:
     from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceAsyncStub
@@ -39,7 +43,7 @@ class Connection:
 
     stub: "EpisodeServiceAsyncStub"
 
-    def __init__(self, address: str, token: str) -> None:
+    def __init__(self, address: str, token: str, tls: Tls | None) -> None:
         self.worker_id = f"client-{uuid.uuid4().hex}"
         self.users = 0
         self._leases: dict[str, float] = {}
@@ -47,7 +51,7 @@ class Connection:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="flotilla-gateway", daemon=True)
         self._thread.start()
-        self.submit(self._connect(address, token)).result()
+        self.submit(self._connect(address, token, tls)).result()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -86,8 +90,8 @@ class Connection:
         self._loop.run_forever()
         self._loop.close()
 
-    async def _connect(self, address: str, token: str) -> None:
-        self._channel = rpc.channel(address, token=token)
+    async def _connect(self, address: str, token: str, tls: Tls | None) -> None:
+        self._channel = rpc.channel(address, token=token, tls=tls, peer="env_gateway")
         self.stub = cast("EpisodeServiceAsyncStub", pb_grpc.EpisodeServiceStub(self._channel))
         self._held = asyncio.Event()
         self._renewing = asyncio.create_task(self._keep_renewing())
@@ -122,17 +126,29 @@ class Connection:
             self._leases.pop(episode_id, None)
 
 
-_connections: dict[tuple[str, str], Connection] = {}
+_connections: dict[tuple[str, str, Tls | None], Connection] = {}
 _lock = threading.Lock()
 
 
-def borrow(address: str, token: str) -> Connection:
+# The environment can be asked only once.
+_read_tls = cache(read_tls)
+
+
+def tls_for(address: str, folder: str | Path | None) -> Tls | None:
+    """The TLS of `folder`, else of FLOTILLA_TLS. Raises ConfigError if a gateway at `address`
+    cannot be called without and there is none."""
+    tls = _read_tls(None if folder is None else Path(folder))
+    check_dial(address, encrypted=tls is not None)
+    return tls
+
+
+def borrow(address: str, token: str, tls: Tls | None = None) -> Connection:
     """The process's connection to a gateway, to be given back."""
     with _lock:
-        key = (address, token)
+        key = (address, token, tls)
         connection = _connections.get(key)
         if connection is None:
-            connection = _connections[key] = Connection(address, token)
+            connection = _connections[key] = Connection(address, token, tls)
         connection.users += 1
         return connection
 

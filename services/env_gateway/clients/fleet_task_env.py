@@ -30,7 +30,7 @@ from services.env_gateway.clients.attempt import (
     Settings,
     Step,
 )
-from services.env_gateway.clients.connection import Connection, borrow, give_back
+from services.env_gateway.clients.connection import Connection, borrow, give_back, tls_for
 from services.env_gateway.clients.episode import open_episode
 
 GATEWAY_VARIABLE = "FLOTILLA_GATEWAY"
@@ -45,8 +45,9 @@ class FleetTaskEnv:
 
     `api_key` is accepted and not used: the gateway has its own. `ttl_seconds` bounds an episode in
     all (900, or 1800 where the task is done on a screen), `request_timeout_s` each tool call, and
-    `reset_timeout_s` the closing of the episode before. `conversation_messages`, set by the caller,
-    is for verifiers that read the conversation.
+    `reset_timeout_s` the closing of the episode before. `tls_dir`, or FLOTILLA_TLS, is for a
+    gateway on another machine. `conversation_messages`, set by the caller, is for verifiers that
+    read the conversation.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class FleetTaskEnv:
         *,
         gateway: str | None = None,
         token: str | None = None,
+        tls_dir: str | Path | None = None,
     ) -> None:
         self.task = dict(task_config)
         self.api_key = api_key
@@ -72,6 +74,7 @@ class FleetTaskEnv:
         self.conversation_messages: list[dict[str, Any]] | None = None
         self._address = _setting(gateway, GATEWAY_VARIABLE, "gateway")
         self._token = _setting(token, TOKEN_VARIABLE, "token")
+        self._tls = tls_for(self._address, tls_dir)
         self._group_id = f"{_RUN_ID}-{uuid.uuid4().hex}"
         self._tries = 0
         self._connection: Connection | None = None
@@ -164,7 +167,7 @@ class FleetTaskEnv:
     def _start(self, work: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
         """Run `work` in the thread of the connection, made now if there is none."""
         if self._connection is None:
-            self._connection = borrow(self._address, self._token)
+            self._connection = borrow(self._address, self._token, self._tls)
             self._turn = asyncio.Lock()
         return self._connection.submit(work())
 

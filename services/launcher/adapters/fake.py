@@ -4,7 +4,7 @@ import asyncio
 import itertools
 from collections.abc import Collection
 
-from services.launcher.ports import BackendError, Launch, Offer
+from services.launcher.ports import BackendError, Evidence, Launch, Offer
 from services.launcher.runs import Exit, Unit
 
 _SIGKILL, _SIGTERM = -9, -15
@@ -19,6 +19,8 @@ class FakeBackend:
         self.killed: list[Unit] = []
         self.cleaned: list[str] = []
         self.left: list[Unit] = []
+        # What a look for a run's remains finds.
+        self.remains: str = ""
         self.refuse: str = ""
         self.stubborn = False
         self._ends: dict[Unit, asyncio.Future[Exit]] = {}
@@ -33,7 +35,7 @@ class FakeBackend:
         if end is not None:
             end.set_result(Exit(code, tail))
 
-    def offer(self, launch: Launch) -> Offer:
+    async def offer(self, launch: Launch) -> Offer:
         if self.refuse:
             raise BackendError(self.refuse)
         return Offer("nothing at all")
@@ -46,8 +48,17 @@ class FakeBackend:
         self._ends[unit] = asyncio.get_running_loop().create_future()
         return unit
 
+    async def attach(self, launch: Launch, unit: Unit) -> bool:
+        """What another launcher started is there as well."""
+        self._ends.setdefault(unit, asyncio.get_running_loop().create_future())
+        return True
+
+    async def find(self, launch: Launch) -> Unit | None:
+        return next((unit for unit in self._ends if unit.name == launch.name), None)
+
     async def wait(self, unit: Unit) -> Exit:
-        return await self._ends[unit]
+        # Whoever stops waiting must not end the unit for all others.
+        return await asyncio.shield(self._ends[unit])
 
     async def drain(self, unit: Unit) -> None:
         self.drained.append(unit)
@@ -64,5 +75,9 @@ class FakeBackend:
     async def end(self, unit: Unit, grace_s: float) -> None:
         self.killed.append(unit)
 
-    async def clean(self, run_id: str) -> None:
+    async def clean(self, run_id: str) -> Evidence:
         self.cleaned.append(run_id)
+        return Evidence(not self.remains, self.remains)
+
+    async def reap(self, active: Collection[str]) -> list[str]:
+        return []

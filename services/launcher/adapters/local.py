@@ -9,7 +9,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import psutil
 
 from services.common.shared_memory import SHARED_MEMORY, shared_name
 from services.launcher.logs import last_lines
-from services.launcher.ports import BackendError, Launch, Offer
+from services.launcher.ports import BackendError, Evidence, Launch, Offer
 from services.launcher.runs import Exit, Unit
 
 # RUNS_FOLDER:RUN_ID/SERVICE-REPLICA#START
@@ -25,6 +25,7 @@ MARK = "FLOTILLA_UNIT"
 _POLL_S = 0.1
 # Only a process in an uninterruptible system call takes longer to die.
 _KILL_WAIT_S = 5.0
+_NEWEST = Unit("", started=float("inf"))
 
 
 class LocalBackend:
@@ -34,9 +35,11 @@ class LocalBackend:
         self._runs = runs.resolve()
         self._owner = str(self._runs)
         self._processes: dict[Unit, tuple[asyncio.subprocess.Process, Path]] = {}
+        # Started by an earlier launcher: not our children.
+        self._attached: dict[Unit, Path] = {}
         self._gpus = GpuSlots(visible_gpus())
 
-    def offer(self, launch: Launch) -> Offer:
+    async def offer(self, launch: Launch) -> Offer:
         total = self._gpus.total
         if launch.gpus > total:
             raise BackendError(
@@ -64,17 +67,45 @@ class LocalBackend:
         except OSError as error:
             self._gpus.release(name)
             raise BackendError(f"cannot start {launch.name}: {error}") from error
+        except asyncio.CancelledError:
+            self._gpus.release(name)
+            raise
         unit = Unit(name, process.pid, _start_time(process.pid))
         self._processes[unit] = (process, launch.log)
         return unit
 
+    async def attach(self, launch: Launch, unit: Unit) -> bool:
+        if not _alive(unit):
+            return False
+        if unit not in self._processes:
+            self._attached[unit] = launch.log
+            self._gpus.retake(unit.name, _gpus_of(unit.pid) if launch.gpus else [])
+        return True
+
+    async def find(self, launch: Launch) -> Unit | None:
+        marked = await asyncio.to_thread(self._marked)
+        found = (unit for name, unit in marked.items() if name.startswith(f"{launch.name}#"))
+        return next(filter(_alive, found), None)
+
     async def wait(self, unit: Unit) -> Exit:
+        if unit in self._attached:
+            return await self._wait_attached(unit)
         process, log = self._processes[unit]
         code = await process.wait()
         await self._sweep(unit)
         self._gpus.release(unit.name)
         del self._processes[unit]
         return Exit(code, await asyncio.to_thread(last_lines, log))
+
+    async def _wait_attached(self, unit: Unit) -> Exit:
+        while True:
+            if not _alive(unit):
+                break
+            await asyncio.sleep(_POLL_S)
+        await self._sweep(unit)
+        self._gpus.release(unit.name)
+        log = self._attached.pop(unit)
+        return Exit(None, await asyncio.to_thread(last_lines, log))
 
     async def drain(self, unit: Unit) -> None:
         """SIGTERM to the leader alone: it knows in which order its children must end."""
@@ -99,8 +130,26 @@ class LocalBackend:
         await asyncio.to_thread(_wait_gone, unit, grace_s)
         await self.kill(unit)
 
-    async def clean(self, run_id: str) -> None:
-        await asyncio.to_thread(_remove_shared_memory, self._runs / run_id)
+    async def clean(self, run_id: str) -> Evidence:
+        await self._end_marked(lambda name: name.startswith(f"{run_id}/"))
+        left = await asyncio.to_thread(self._left_of, run_id)
+        if left:
+            return Evidence(False, f"still on this machine: {', '.join(left)}")
+        return Evidence(True, "no process and no shared memory is left on this machine")
+
+    async def reap(self, active: Collection[str]) -> list[str]:
+        return await self._end_marked(lambda name: name.partition("/")[0] not in active)
+
+    async def _end_marked(self, chosen: Callable[[str], bool]) -> list[str]:
+        marked = await asyncio.to_thread(self._marked)
+        units = [unit for name, unit in marked.items() if chosen(name)]
+        await asyncio.gather(*(self.kill(unit) for unit in units))
+        return [unit.name for unit in units]
+
+    def _left_of(self, run_id: str) -> list[str]:
+        """Names of what is left of a run once its shared memory was removed."""
+        _remove_shared_memory(self._runs / run_id)
+        return sorted(name for name in self._marked() if name.startswith(f"{run_id}/"))
 
     async def _sweep(self, unit: Unit) -> None:
         """SIGKILL whatever a replica started and did not end, and wait until it is gone."""
@@ -116,7 +165,8 @@ class LocalBackend:
         }
 
     def _marked(self) -> dict[str, Unit]:
-        """The replicas of this runs folder that are running, by name; leaders before children."""
+        """The replicas of this runs folder that are running, by name: of each its oldest process,
+        for children may lead sessions of their own, as a learner's ranks do."""
         found: dict[str, Unit] = {}
         for process in psutil.process_iter():
             mark = _mark(process)
@@ -125,7 +175,8 @@ class LocalBackend:
             name = mark.removeprefix(f"{self._owner}:")
             with suppress(psutil.NoSuchProcess, ProcessLookupError):
                 unit = Unit(name, process.pid, process.create_time())
-                if os.getsid(process.pid) == process.pid or name not in found:
+                ended = process.status() == psutil.STATUS_ZOMBIE
+                if not ended and unit.started < found.get(name, _NEWEST).started:
                     found[name] = unit
         return found
 
@@ -147,6 +198,11 @@ class GpuSlots:
         self._held[name] = [self._free.pop(0) for _ in range(count)]
         return {"CUDA_VISIBLE_DEVICES": ",".join(self._held[name])}
 
+    def retake(self, name: str, gpus: list[str]) -> None:
+        """A replica that another launcher started has these."""
+        self._held[name] = [gpu for gpu in gpus if gpu in self._free]
+        self._free = [gpu for gpu in self._free if gpu not in gpus]
+
     def release(self, name: str) -> None:
         self._free = sorted([*self._free, *self._held.pop(name, [])])
 
@@ -158,6 +214,14 @@ def visible_gpus() -> list[str]:
         return [gpu.strip() for gpu in listed.split(",") if gpu.strip()]
     devices = Path("/dev").glob("nvidia[0-9]*")
     return sorted(device.name.removeprefix("nvidia") for device in devices)
+
+
+def _gpus_of(pid: int) -> list[str]:
+    try:
+        listed = psutil.Process(pid).environ().get("CUDA_VISIBLE_DEVICES", "")
+    except psutil.Error:
+        return []
+    return [gpu for gpu in listed.split(",") if gpu]
 
 
 def _remove_shared_memory(run_dir: Path) -> None:

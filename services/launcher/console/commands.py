@@ -21,6 +21,7 @@ from services.launcher.console.interrupts import InterruptedByUserError, Interru
 from services.launcher.console.report import ALARMS_FILE
 from services.launcher.console.views import numbers
 from services.launcher.logs import read, sources, tail_position
+from services.launcher.runs import Cleanup, Run
 from services.launcher.store import Store, StoredRun
 
 _OK, _FAILED, _INTERRUPTED = 0, 1, 130
@@ -37,9 +38,12 @@ class NoRunError(Exception):
 
 
 def status(run_id: str | None, runs: Path) -> int:
-    """All runs, or one, from the ledger: it is there whether a launcher runs or not."""
+    """All runs, or one, from the ledger: it is there whether a launcher runs or not. A run whose
+    launcher died is given another."""
     console = Console()
     try:
+        if not all(stored.run.state.ended for stored in _ledger(runs)):
+            _run(_watched_over(runs))
         if run_id is None:
             console.print(_all_runs(_ledger(runs)))
         else:
@@ -55,7 +59,7 @@ def logs(run_id: str, service: str, runs: Path, *, follow: bool, lines: int) -> 
         run_id = find(run_id, runs).run.run_id
     except NoRunError as error:
         return fail(str(error))
-    if follow and address_file.read(runs) is not None:
+    if follow and not find(run_id, runs).run.state.ended:
         return _run(_follow_logs(run_id, service, runs, lines))
     console = Console()
     found = sources(runs / run_id, service)
@@ -82,11 +86,11 @@ def scale(run_id: str, wishes: list[str], runs: Path) -> int:
             await connection.stub.ScaleService(request, timeout=_CALL_S)
             Console().print(f"{service}={count}", highlight=False)
 
-    return _on_run(run_id, runs, work, start=False)
+    return _on_run(run_id, runs, work)
 
 
 def stop(run_id: str, grace_s: float, runs: Path) -> int:
-    """Stop a run. Of a run whose launcher died, a new launcher ends what is left."""
+    """Stop a run. Of a run whose launcher died, a new launcher does."""
 
     async def work(connection: Connection, found: str) -> None:
         request = pb.StopRunRequest(run_id=found, grace=rpc.duration(grace_s))
@@ -94,15 +98,23 @@ def stop(run_id: str, grace_s: float, runs: Path) -> int:
         name = pb.RunState.Name(answer.state).removeprefix("RUN_STATE_").lower()
         Console().print(f"run {found} {name}", highlight=False)
 
-    return _on_run(run_id, runs, work, start=True)
+    return _on_run(run_id, runs, work)
 
 
-def _on_run(run_id: str, runs: Path, work: Any, *, start: bool) -> int:
+async def _watched_over(runs: Path) -> int:
+    """See that a launcher is there; it stays for as long as runs go on."""
+    interrupts = Interrupts()
+    with interrupts.caught():
+        async with connected(runs, interrupts, start=True):
+            return _OK
+
+
+def _on_run(run_id: str, runs: Path, work: Any) -> int:
     async def call() -> int:
         interrupts = Interrupts()
         found = find(run_id, runs).run.run_id
         with interrupts.caught():
-            async with connected(runs, interrupts, start=start) as connection:
+            async with connected(runs, interrupts, start=True) as connection:
                 await interrupts.unless(work(connection, found))
         return _OK
 
@@ -123,31 +135,39 @@ def _run(work: Coroutine[Any, Any, int]) -> int:
 
 async def _follow_logs(run_id: str, service: str, runs: Path, lines: int) -> int:
     console, interrupts = Console(), Interrupts()
+    positions: dict[str, int] = {}
+    over = False
     with interrupts.caught():
-        async with connected(runs, interrupts, start=False) as connection:
-            await interrupts.unless(_stream_logs(connection, run_id, service, lines, console))
+        while not over:
+            async with connected(runs, interrupts, start=True) as connection:
+                request = pb.TailLogsRequest(
+                    run_id=run_id, service=service, follow=True, lines=lines
+                )
+                streaming = _stream_logs(connection, request, positions, console)
+                over = await interrupts.unless(streaming)
     return _OK
 
 
 async def _stream_logs(
-    connection: Connection, run_id: str, service: str, lines: int, console: Console
-) -> None:
-    """Print lines until the run ends, going on after each cut where it was cut."""
-    positions: dict[str, int] = {}
+    connection: Connection, request: pb.TailLogsRequest, positions: dict[str, int], console: Console
+) -> bool:
+    """Print lines until the run ends, going on after each cut where it was cut; false when the
+    launcher is gone."""
     while True:
-        request = pb.TailLogsRequest(
-            run_id=run_id, service=service, follow=True, lines=lines, after_bytes=positions
-        )
+        request.after_bytes.clear()
+        request.after_bytes.update(positions)
         try:
             async for line in connection.stub.TailLogs(request, timeout=_STREAM_S):
                 positions[line.source] = line.after_bytes
                 _print_line(console, line.source, line.line)
         except grpc.aio.AioRpcError as error:
             passing = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
-            if error.code() not in passing or not connection.alive():
+            if error.code() not in passing:
                 raise
+            if not connection.alive():
+                return False
         else:
-            return
+            return True
 
 
 def fail(message: str) -> int:
@@ -199,13 +219,27 @@ def _all_runs(ledger: list[StoredRun]) -> Table:
     return table
 
 
+def _ending(run: Run) -> str:
+    """Where it runs, what it cost, and how it and its machines ended."""
+    words = [f"backend {run.backend}"]
+    if run.cost.accrued or run.cost.per_hour:
+        words.append(f"cost ${run.cost.accrued:,.2f} (${run.cost.per_hour:,.2f}/h)")
+    if run.outcome:
+        words.append(f"outcome {run.outcome}")
+    if run.cleanup is not Cleanup.PENDING:
+        words.append(f"cleanup {run.cleanup}: {run.cleanup_detail}".removesuffix(": "))
+    return ", ".join(words)
+
+
 def _print_run(stored: StoredRun, runs: Path, console: Console) -> None:
     run = stored.run
     console.print(f"{run.run_id}  {run.state}", style="bold", highlight=False)
     if not run.state.ended and address_file.read(runs) is None:
-        console.print("its launcher is gone; `flotilla stop` or `--resume` tidies up")
-    if run.error:
-        console.print(run.error, markup=False, highlight=False)
+        console.print("its launcher is gone, and no other could take over")
+    for said in (run.error, run.unreachable and f"the backend cannot be asked: {run.unreachable}"):
+        if said:
+            console.print(said, markup=False, highlight=False)
+    console.print(_ending(run), markup=False, highlight=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     for heading in ("SERVICE", "STATE", "PHASE", "ADDRESS", "RESTARTS", "PID"):
         table.add_column(heading)

@@ -18,6 +18,7 @@ from services.common import rpc
 from services.launcher import address_file
 from services.launcher.address_file import Address
 from services.launcher.console.interrupts import Interrupts
+from services.launcher.identity import LAUNCHER
 from services.launcher.logs import last_lines
 
 if TYPE_CHECKING:
@@ -44,16 +45,18 @@ class Connection:
     own: asyncio.subprocess.Process | None
 
     def alive(self) -> bool:
-        return address_file.read(self.runs) == self.address
+        """Whether another try is worth it; of a launcher elsewhere nobody can say."""
+        return self.address.elsewhere or address_file.read(self.runs) == self.address
 
 
 @asynccontextmanager
 async def connected(
     runs: Path, interrupts: Interrupts, *, start: bool
 ) -> AsyncGenerator[Connection]:
-    """Talk to the launcher of `runs`. With `start`, one is started where none runs, and stopped in
-    the end unless it has other work. Raises LauncherError."""
-    address, own = address_file.read(runs), None
+    """Talk to the launcher that FLOTILLA_LAUNCHER names, else to that of `runs`. With `start`, one
+    is started where none runs, and stopped in the end unless it has other work. Raises
+    LauncherError."""
+    address, own = address_file.from_environment() or address_file.read(runs), None
     try:
         if address is None:
             if not start:
@@ -61,7 +64,9 @@ async def connected(
             await asyncio.to_thread(runs.mkdir, parents=True, exist_ok=True)
             own = await _spawn(runs)
             address = await interrupts.unless(_address_of(runs, own))
-        async with rpc.channel(address.address, token=address.token) as channel:
+        async with rpc.channel(
+            address.address, token=address.token, tls=address.tls, peer=LAUNCHER
+        ) as channel:
             stub: Any = RunServiceStub(channel)
             yield Connection(runs, stub, address, own)
             if own is not None and await _busy(stub):

@@ -19,8 +19,10 @@ from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
 from services.common import rpc
 from services.common.arguments import TOKEN_VARIABLE
 from services.common.errors import ConfigError
-from services.launcher import address_file
+from services.common.listen import is_loopback, split
+from services.common.tls import Tls, read_tls
 from services.launcher.console.commands import NoRunError, fail, find
+from services.launcher.identity import LAUNCHER, RunIdentity, load_run
 from services.launcher.runs import GATEWAY
 
 _OK = 0
@@ -45,6 +47,7 @@ class Gateway:
     label: str
     address: str
     token: str
+    tls: Tls | None = None
 
 
 def env_status(run_id: str, runs: Path, address: str | None, *, as_json: bool) -> int:
@@ -64,20 +67,25 @@ def env_status(run_id: str, runs: Path, address: str | None, *, as_json: bool) -
 
 
 def _gateways(run_id: str, runs: Path, address: str | None) -> list[Gateway]:
-    launcher = address_file.read(runs)
-    token = os.environ.get(TOKEN_VARIABLE) or (launcher.token if launcher else "")
     if address is not None:
+        token = os.environ.get(TOKEN_VARIABLE, "")
         if not token:
             raise NoGatewayError(f"set {TOKEN_VARIABLE} to the token that {address} was given")
-        return [Gateway(address, address, token)]
+        return [Gateway(address, address, token, read_tls(None))]
     run = find(run_id, runs).run
     replicas = [replica for key, replica in sorted(run.replicas.items()) if key[0] == GATEWAY]
     serving = [one for one in replicas if one.address and not one.state.over]
-    if launcher is None or not serving:
+    known = load_run(runs, run.run_id)
+    if known is None or not serving:
         raise NoGatewayError(
             f"no env_gateway of run {run.run_id} is running; its state: {run.state}"
         )
-    return [Gateway(one.label, one.address, launcher.token) for one in serving]
+    return [_of_run(one.label, one.address, known) for one in serving]
+
+
+def _of_run(label: str, address: str, known: RunIdentity) -> Gateway:
+    tls = None if is_loopback(split(address, "gateway")[0]) else known.tls(LAUNCHER)
+    return Gateway(label, address, known.token, tls)
 
 
 async def _ask(gateways: Sequence[Gateway]) -> list[tuple[Gateway, pb.GetStatusResponse]]:
@@ -88,7 +96,9 @@ async def _ask(gateways: Sequence[Gateway]) -> list[tuple[Gateway, pb.GetStatusR
 async def _status(gateway: Gateway) -> pb.GetStatusResponse:
     """Raises NoGatewayError."""
     try:
-        async with rpc.channel(gateway.address, token=gateway.token) as channel:
+        async with rpc.channel(
+            gateway.address, token=gateway.token, tls=gateway.tls, peer=GATEWAY
+        ) as channel:
             stub: Any = EpisodeServiceStub(channel)
             return await stub.GetStatus(pb.GetStatusRequest(), timeout=_CALL_S)
     except grpc.aio.AioRpcError as error:

@@ -1,18 +1,15 @@
 """`flotilla env try`: one episode of one task by hand, through a gateway started for it."""
 
 import asyncio
-import ctypes
 import json
 import os
 import re
-import secrets
 import signal
 import sys
-import tempfile
 import threading
 import uuid
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,11 +20,10 @@ from rich.console import Console
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
 from services.common import rpc
-from services.common.arguments import TOKEN_VARIABLE
+from services.launcher.adapters.gateway_process import GatewayError, gateway
 from services.launcher.console.commands import fail
 
 _OK, _FAILED = 0, 1
-_START_S = 60.0
 _OPEN_S = 180.0
 _CALL_S = 120.0
 _GRADE_S = 300.0
@@ -36,11 +32,6 @@ _MESSAGE_CHARS = 100_000
 _LINE_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 16
 _CALL = re.compile(r"(?P<name>[^\s{]+)\s*(?P<arguments>\{.*\})?\s*", re.DOTALL)
-
-
-_PR_SET_PDEATHSIG = 1
-# Loaded here, for between fork and exec nothing should be.
-_LIBC = ctypes.CDLL(None)
 
 
 class TryError(Exception):
@@ -60,7 +51,7 @@ def env_try(
     try:
         task = load_task(tasks, key)
         return asyncio.run(_try(spec, task, answer, overrides, console))
-    except TryError as error:
+    except (TryError, GatewayError) as error:
         return fail(str(error))
     except grpc.aio.AioRpcError as error:
         known = rpc.service_error(error)
@@ -86,7 +77,7 @@ async def _try(
     spec: Path, task: dict[str, Any], answer: str | None, overrides: Sequence[str], console: Console
 ) -> int:
     async with (
-        _gateway(spec, overrides) as (address, token),
+        gateway(spec, overrides, _show_warning) as (address, token),
         rpc.channel(address, token=token) as channel,
     ):
         stub: Any = EpisodeServiceStub(channel)
@@ -101,62 +92,10 @@ async def _try(
             await stub.CloseEpisode(request, timeout=_CALL_S)
 
 
-@asynccontextmanager
-async def _gateway(spec: Path, overrides: Sequence[str]) -> AsyncGenerator[tuple[str, str]]:
-    """A gateway of our own: its address and token."""
-    token = secrets.token_urlsafe(32)
-    with tempfile.TemporaryDirectory() as folder:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "services.env_gateway", "--config", str(spec)),
-            # Whoever could end the episode before a drain is this process.
-            *("--run-dir", folder, "--env_gateway.drain_s=1", *overrides),
-            stdin=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            # Ctrl-C is for this process, which closes the episode before it ends the gateway.
-            start_new_session=True,
-            preexec_fn=_end_with_parent,
-            env={**os.environ, TOKEN_VARIABLE: token},
-        )
-        assert process.stderr is not None
-        reading: asyncio.Task[None] | None = None
-        try:
-            async with asyncio.timeout(_START_S):
-                address = await _address(process.stderr)
-            reading = asyncio.create_task(_drain(process.stderr))
-            yield address, token
-        except TimeoutError:
-            raise TryError(f"the gateway did not serve within {_START_S:.0f} s") from None
-        finally:
-            if process.returncode is None:
-                process.terminate()
-            await process.wait()
-            if reading is not None:
-                await reading
-
-
-def _end_with_parent() -> None:
-    """Runs in the child: it is told to end when this process does, be it killed."""
-    if sys.platform == "linux":
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-async def _address(stderr: asyncio.StreamReader) -> str:
-    """Where the gateway says that it serves. Raises TryError with what it said instead."""
-    said: list[str] = []
-    while line := (await stderr.readline()).decode("utf-8", "replace"):
-        said.append(line.rstrip())
-        with suppress(ValueError):
-            message = json.loads(line)
-            if message.get("event") == "serving" and "address" in message:
-                return message["address"]
-    raise TryError("the gateway ended without serving:\n" + "\n".join(said[-20:]))
-
-
-async def _drain(stderr: asyncio.StreamReader) -> None:
-    """Show the gateway's warnings; its other lines are for log files."""
-    while line := (await stderr.readline()).decode("utf-8", "replace"):
-        if '"level": "info"' not in line:
-            print(line.rstrip(), file=sys.stderr)
+def _show_warning(line: str) -> None:
+    """The gateway's other lines are for log files."""
+    if '"level": "info"' not in line:
+        print(line, file=sys.stderr)
 
 
 async def _open(stub: Any, task: dict[str, Any], console: Console) -> pb.OpenEpisodeResponse:

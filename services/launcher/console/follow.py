@@ -4,7 +4,7 @@ import asyncio
 import time
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
@@ -12,7 +12,7 @@ import grpc.aio
 from rich.console import Console
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.common.rpc import duration
+from services.common.rpc import duration, service_error
 from services.launcher.console.board import Board
 from services.launcher.console.connection import Connection, LauncherError, connected
 from services.launcher.console.interrupts import InterruptedByUserError, Interrupts
@@ -22,6 +22,13 @@ from services.launcher.store import Store
 _WATCH_S = 15.0
 _STOP_GRACE_S = 30.0
 _START_TIMEOUT_S = 180.0
+# Launchers that may die under one command before something else must be wrong.
+_SUCCESSORS = 5
+_PASSING = (
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,25 +49,77 @@ class Outcome:
     seconds: float
 
 
+class LauncherGoneError(Exception):
+    """The launcher died; another can go on."""
+
+
+@dataclass(slots=True)
+class _Followed:
+    """A run as far as it was followed, under whichever launcher."""
+
+    since: int
+    run_id: str = ""
+    last_event: int = 0
+    board: Board = field(default_factory=Board)
+
+
 async def run_to_end(runs: Path, wish: Wish, console: Console, interrupts: Interrupts) -> Outcome:
-    """Start what is wished and watch it to its end. Raises LauncherError, AioRpcError."""
-    began, since = time.monotonic(), int(time.time())
+    """Start what is wished and watch it to its end, under another launcher should one die. Raises
+    LauncherError, AioRpcError."""
+    began, followed = time.monotonic(), _Followed(int(time.time()))
     request_id = uuid.uuid4().hex
     run: pb.Run | None = None
     try:
-        async with connected(runs, interrupts, start=True) as connection:
-            run_id = await interrupts.unless(_start(connection, wish, request_id))
-            console.print(f"Run {run_id} in {runs / run_id}", highlight=False, soft_wrap=True)
-            await _follow(connection, run_id, since, console, interrupts)
-            answer = await connection.stub.GetRun(pb.GetRunRequest(run_id=run_id))
-            run = answer.run
+        for _ in range(_SUCCESSORS):
+            try:
+                run = await _run_under_one(runs, wish, request_id, followed, console, interrupts)
+                break
+            except LauncherGoneError:
+                console.print("The launcher has died; another one takes over.", highlight=False)
+        else:
+            message = f"{_SUCCESSORS} launchers died one after the other; see {runs}/launcher.log"
+            raise LauncherError(message)
     except InterruptedByUserError:
         # The launcher may have begun the run before it learnt that nobody wants it any more.
         run = _begun(runs, request_id)
     return Outcome(run, interrupts.first.is_set(), time.monotonic() - began)
 
 
+async def _run_under_one(
+    runs: Path,
+    wish: Wish,
+    request_id: str,
+    followed: _Followed,
+    console: Console,
+    interrupts: Interrupts,
+) -> pb.Run:
+    async with connected(runs, interrupts, start=True) as connection:
+        try:
+            if not followed.run_id:
+                started = _start(connection, wish, request_id)
+                run_id = followed.run_id = await interrupts.unless(started)
+                console.print(f"Run {run_id} in {runs / run_id}", highlight=False, soft_wrap=True)
+            await _follow(connection, followed, console, interrupts)
+            request = pb.GetRunRequest(run_id=followed.run_id)
+            return (await connection.stub.GetRun(request)).run
+        except grpc.aio.AioRpcError as error:
+            if error.code() in _PASSING and not connection.alive():
+                raise LauncherGoneError from error
+            raise
+
+
 async def _start(connection: Connection, wish: Wish, request_id: str) -> str:
+    """Start or resume; a run that goes on already under a launcher is only followed."""
+    try:
+        return await _ask_to_start(connection, wish, request_id)
+    except grpc.aio.AioRpcError as error:
+        known = service_error(error)
+        if known is None or known.reason != "RUN_ACTIVE" or wish.spec_json:
+            raise
+        return wish.resume
+
+
+async def _ask_to_start(connection: Connection, wish: Wish, request_id: str) -> str:
     request = pb.StartRunRequest(
         request_id=request_id,
         spec_json=wish.spec_json,
@@ -78,13 +137,18 @@ def _begun(runs: Path, request_id: str) -> pb.Run | None:
 
 
 async def _follow(
-    connection: Connection, run_id: str, since: int, console: Console, interrupts: Interrupts
+    connection: Connection, followed: _Followed, console: Console, interrupts: Interrupts
 ) -> None:
+    run_id = followed.run_id
     async with asyncio.TaskGroup() as tasks:
         with viewing(console) as view:
             stopping = tasks.create_task(_stop_on_interrupt(connection, run_id, view, interrupts))
-            await _watch(connection, run_id, since, view)
-            stopping.cancel()
+            try:
+                gone = await _watch(connection, followed, view)
+            finally:
+                stopping.cancel()
+    if gone:
+        raise LauncherGoneError
 
 
 def _show(view: View, board: Board, line: str) -> None:
@@ -93,32 +157,29 @@ def _show(view: View, board: Board, line: str) -> None:
     view.update(board)
 
 
-async def _watch(connection: Connection, run_id: str, since: int, view: View) -> None:
-    """Take events until the run has ended, over as many streams as that takes.
+async def _watch(connection: Connection, followed: _Followed, view: View) -> bool:
+    """Take events until the run has ended, over as many streams as that takes; true if the
+    launcher is gone instead.
 
     The server ends the stream of an ended run, so an end in the past does not count.
     """
-    board = Board()
-    last = 0
-    while not board.ended:
-        request = pb.WatchRunRequest(run_id=run_id, after_event=last)
+    board = followed.board
+    while True:
+        request = pb.WatchRunRequest(run_id=followed.run_id, after_event=followed.last_event)
         try:
             async for event in connection.stub.WatchRun(request, timeout=_WATCH_S):
-                last = event.event
+                followed.last_event = event.event
                 line = board.take(event)
                 # A resumed run tells its past first.
-                if event.time.seconds >= since:
+                if event.time.seconds >= followed.since:
                     _show(view, board, line)
         except grpc.aio.AioRpcError as error:
-            if error.code() not in (
-                grpc.StatusCode.DEADLINE_EXCEEDED,
-                grpc.StatusCode.UNAVAILABLE,
-                grpc.StatusCode.CANCELLED,
-            ):
+            if error.code() not in _PASSING:
                 raise
             if not connection.alive():
-                message = "the launcher is gone; its services drain by themselves"
-                raise LauncherError(message) from error
+                return True
+        if board.ended:
+            return False
 
 
 async def _stop_on_interrupt(

@@ -2,18 +2,35 @@
 
 import asyncio
 import json
-import os
 import sys
 from asyncio.subprocess import PIPE, Process
 from pathlib import Path
 from typing import Any
 
+from services.common.listen import advertised, joined, split
+from services.common.runtime import Runtime
+from services.learner.config import LearnerConfig
 from services.learner.types import PolicyId, Publication
-from services.learner.weight_server import Snapshot
+from services.learner.weight_server import Snapshot, Start
 
 _START_SECONDS = 30.0
 _ANSWER_SECONDS = 10.0
 _CLOSE_SECONDS = 5.0
+
+
+def start_of(runtime: Runtime[LearnerConfig]) -> Start:
+    """Beside the learner: on the same host, for the same callers."""
+    host, _ = split(runtime.listen, "listen")
+    config, outer = runtime.config.weights, runtime.advertise
+    # Without its port, which is the learner's own.
+    outer = split(advertised(host, 0, outer), "advertised")[0] if outer else None
+    return Start(
+        run_id=runtime.run_id,
+        token=runtime.token,
+        tls=runtime.tls.to_text() if runtime.tls else None,
+        listen=joined(host, config.port),
+        advertise=config.advertise or outer,
+    )
 
 
 class WeightServerError(Exception):
@@ -26,13 +43,12 @@ class WeightServer:
     What it logs goes to `log_path`.
     """
 
-    def __init__(self, run_id: str, log_path: Path) -> None:
-        self._run_id = run_id
+    def __init__(self, log_path: Path) -> None:
         self._log_path = log_path
         self._turn = asyncio.Lock()
         self._process: Process | None = None
 
-    async def start(self, token: str) -> str:
+    async def start(self, start: Start) -> str:
         """Starts the process and returns its address. Raises WeightServerError."""
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
         with self._log_path.open("ab") as log:
@@ -43,9 +59,11 @@ class WeightServer:
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=log,
-                env={**os.environ, "FLOTILLA_TOKEN": token, "FLOTILLA_RUN_ID": self._run_id},
                 start_new_session=True,
             )
+        assert self._process.stdin is not None
+        # Not by its environment: that is for other processes to read.
+        self._process.stdin.write(start.to_line())
         return (await self._answer(_START_SECONDS))["address"]
 
     async def announce(self, publication: Publication, policy_id: PolicyId) -> None:

@@ -20,6 +20,8 @@ class AlarmsConfig(Model):
     signal_ratio: float = Field(default=0.25, ge=0, le=1)
     # Largest share of tries whose grade is not known.
     no_grade_rate: float = Field(default=0.1, ge=0, le=1)
+    # Largest share of tool calls that end in an error.
+    tool_error_rate: float = Field(default=0.5, ge=0, le=1)
     # Largest share of groups that were dropped because they were too old.
     stale_share: float = Field(default=0.2, ge=0, le=1)
     # Attempts that are so many times as long, or as short, as in the run's first `window` steps.

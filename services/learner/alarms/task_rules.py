@@ -19,6 +19,7 @@ class TaskRules:
         """Verdicts on everything of which there is enough to judge."""
         return [
             *self._no_grade(facts),
+            *self._tool_errors(facts),
             *self._given_up(facts),
             *self._quarantine(facts),
             *self._refused(facts),
@@ -38,6 +39,28 @@ class TaskRules:
                 "Look for the reason in the gateway's log (logs/env_gateway-0.log) and grade one"
                 " attempt by hand (flotilla env try); these tries are not trained on",
                 ratio.value,
+                limit,
+            )
+
+    def _tool_errors(self, facts: StepFacts) -> Iterable[Verdict]:
+        limit = self._config.tool_error_rate
+        for name in facts.metrics:
+            prefix, _, rest = name.partition("/")
+            env, _, figure = rest.partition("/")
+            if (prefix, figure) != ("environment", "tool_error_rate"):
+                continue
+            rate = self._memory.level(f"tool_errors/{env}", facts.metrics[name]).mean
+            if rate is None:
+                continue
+            yield Verdict(
+                "tool_error_rate",
+                env,
+                too_high(rate, limit),
+                f"over the last {self._config.window} steps {rate:.0%} of the tool calls there"
+                " ended in an error",
+                "Look at what the tools answer (flotilla show, logs/env_gateway-0.log): the policy"
+                " may call them wrongly, or the environment may be broken",
+                rate,
                 limit,
             )
 

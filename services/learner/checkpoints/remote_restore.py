@@ -51,6 +51,10 @@ class RestoreError(Exception):
     """The run cannot be resumed from there; the message says why, and nothing was changed here."""
 
 
+class NothingThereError(RestoreError):
+    """No learner has ever claimed this place."""
+
+
 class _DamagedError(Exception):
     """This checkpoint is not what its manifest says; another may be."""
 
@@ -89,7 +93,7 @@ def _look(store: RemoteStore) -> _Found:
     found = stamps(_ask(store, lambda: store.names(MANIFESTS)))
     markers = _ask(store, lambda: read_markers(store))
     if not found:
-        raise RestoreError(_nothing(store, bool(markers)))
+        raise _nothing(store, bool(markers))
     noted = [
         decode_progress(_ask(store, lambda n=name: store.read(n)) or b"")
         for name in _ask(store, lambda: store.names(PROGRESS))
@@ -103,16 +107,19 @@ def _look(store: RemoteStore) -> _Found:
     )
 
 
-def _nothing(store: RemoteStore, begun: bool) -> str:
+def _nothing(store: RemoteStore, begun: bool) -> RestoreError:
     if begun:
-        return f"{store.url}: the run ended before its first checkpoint was uploaded: start it anew"
+        return RestoreError(
+            f"{store.url}: the run ended before its first checkpoint was uploaded: start it anew"
+        )
     below = _ask(store, lambda: store.names(""))
     runs = sorted({n.split("/")[0] for n in below if f"/{MANIFESTS}/" in n})
     if runs:
-        return f"{store.url} holds runs, not one: name it, as in {store.url}/{runs[-1]}" + (
-            f" (there are {', '.join(runs)})" if len(runs) > 1 else ""
+        more = f" (there are {', '.join(runs)})" if len(runs) > 1 else ""
+        return RestoreError(
+            f"{store.url} holds runs, not one: name it, as in {store.url}/{runs[-1]}{more}"
         )
-    return f"{store.url}: no run has a checkpoint there (no {MANIFESTS}/*.json)"
+    return NothingThereError(f"{store.url}: no run has a checkpoint there (no {MANIFESTS}/*.json)")
 
 
 def _manifest(store: RemoteStore, stamp: Stamp) -> Manifest:

@@ -58,6 +58,10 @@ class Recorder:
         metrics["timing/to_first_step"] = first if first is not None else 0.0
         parts.alarms.step_done(step_facts(base + 1, batch, metrics, counters))
         metrics["alarms/raised"] = float(len(parts.alarms.raised))
+        tally = parts.dispatcher.tally
+        received = tally.received_before + tally.received_in_all.total()
+        metrics["throughput/trajectories"] = float(received)
+        metrics.update(parts.told())
         histograms = {**step_histograms(batch.all_groups, base), **result.histograms}
         parts.tracker.log(base + 1, metrics, histograms)
         parts.status.update(metrics, step=base + 1)

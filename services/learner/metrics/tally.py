@@ -44,8 +44,9 @@ class Tally:
         self.stale_lengths: deque[int] = deque(maxlen=_LENGTHS)
         self.trained_lengths: deque[int] = deque(maxlen=_LENGTHS)
         self._counters = Counters()
-        # Of the whole process.
+        # Of the whole process; and how many earlier starts of the run have received.
         self.received_in_all: Counter[str] = Counter()
+        self.received_before = 0
         # By environment, since its newest graded try.
         self.streaks: dict[str, Streak] = {}
 

@@ -1,12 +1,41 @@
-"""Which tasks come when: `[learner.sampling]`."""
+"""Which tasks are used, `[learner.select]`, and which comes when, `[learner.sampling]`."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from services.common.config import Model
 
 Weight = Annotated[float, Field(ge=0)]
+Level = Annotated[int, Field(ge=0)]
+
+
+def _listed(value: Any) -> Any:
+    """Command lines and forms have several values with commas between them."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _levels(value: Any) -> Any:
+    value = (value,) if isinstance(value, int) else _listed(value)
+    if not isinstance(value, tuple):
+        return value
+    return tuple(int(part) if str(part).isdecimal() else part for part in value)
+
+
+class SelectConfig(Model):
+    """Which tasks of a task file are used; what is not set leaves them all."""
+
+    modality: Literal["tool_use", "computer_use", "browser_use", "joint", "single_turn"] | None = (
+        None
+    )
+    env_keys: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
+    # Tasks without a difficulty are left out where this is set.
+    difficulty: Annotated[tuple[Level, ...], BeforeValidator(_levels)] = ()
+    data_version: str | None = Field(default=None, min_length=1)
+    # Of what the others leave for training, so many; evaluation sets have their own `count`.
+    max_tasks: int | None = Field(default=None, ge=1)
 
 
 class DifficultyConfig(Model):

@@ -51,10 +51,14 @@ def load_tasks(path: Path) -> list[Task]:
     return tasks
 
 
+def modality_of(text: str) -> str:
+    """How the policy acts in a task, given its JSON."""
+    return json.loads(text).get("task_modality") or "tool_use"
+
+
 @lru_cache(maxsize=4096)
 def _needs(text: str) -> frozenset[str]:
-    modality = json.loads(text).get("task_modality", "tool_use")
-    return frozenset({IMAGES}) if modality in _WITH_IMAGES else frozenset()
+    return frozenset({IMAGES}) if modality_of(text) in _WITH_IMAGES else frozenset()
 
 
 def _task(row: object, where: str) -> Task:

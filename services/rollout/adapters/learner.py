@@ -20,7 +20,6 @@ from flotilla.learner.v1 import weight_service_pb2_grpc as weight_grpc
 from services.common.fingerprint import TokenizerDigests
 from services.common.host import host_digest
 from services.common.log import get_logger
-from services.common.rpc import channel as open_channel
 from services.common.rpc import service_error
 from services.rollout.adapters.calls import TRANSIENT, explain, persist, reason
 from services.rollout.codec import (
@@ -227,12 +226,13 @@ class PolicyClient:
         identity: WorkerIdentity,
         epoch: RunEpoch,
         *,
-        token: str,
+        weights: Callable[[str], grpc.aio.Channel],
     ) -> None:
+        """`weights` opens a channel to WeightService, wherever the learner says it is."""
         self._stub = cast("PolicyServiceAsyncStub", policy_grpc.PolicyServiceStub(channel))
         self._identity = identity
         self._epoch = epoch
-        self._token = token
+        self._weights = weights
 
     async def attach(self, holding: PolicyId | None) -> AsyncGenerator[Publication]:
         request = policy_pb.AttachRequest(
@@ -286,7 +286,7 @@ class PolicyClient:
         request = weight_pb.FetchWeightsRequest(
             policy=policy_to_pb(publication.policy), offset_bytes=offset
         )
-        async with open_channel(publication.location, token=self._token) as channel:
+        async with self._weights(publication.location) as channel:
             stub = cast("WeightServiceAsyncStub", weight_grpc.WeightServiceStub(channel))
             try:
                 async for answer in stub.FetchWeights(request, metadata=self._epoch.metadata):

@@ -52,4 +52,5 @@ def facts(step: int, metrics: Mapping[str, float] | None = None, **changes: Any)
         **changes,
     }
     well = {"policy/entropy": 1.0, "async/staleness_max": 1.0, "async/staleness_mean": 0.5}
+    well |= {"environment/shop/tool_error_rate": 0.0}
     return StepFacts(step=step, metrics={**well, **(metrics or {})}, **values)

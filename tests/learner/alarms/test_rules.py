@@ -19,6 +19,11 @@ def test_a_run_that_is_well_raises_nothing() -> None:
 CASES: dict[str, tuple[dict[str, Any], dict[str, float], str]] = {
     "signal_ratio/shop": ({"signal": {"shop": (1, 8)}}, {}, "4 of 32 (12%) groups"),
     "no_grade_rate/shop": ({"no_grade": {"shop": (8, 32)}}, {}, "32 of 128 (25%) tries"),
+    "tool_error_rate/shop": (
+        {},
+        {"environment/shop/tool_error_rate": 0.8},
+        "80% of the tool calls",
+    ),
     "stale_drops/all": ({"stale": (4, 12)}, {}, "16 of 48 (33%) groups"),
     "skipped_update/all": ({}, {"policy/skipped": 1.0}, "loss or gradient is not finite"),
     "given_up_tasks/shop": ({"given_up": {"shop": 1}}, {}, "3 of its tasks"),

@@ -1,11 +1,13 @@
 """A learner whose tracker, ranks and worker a test brings."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from services.common.lifecycle import Lifecycle
+from services.common.membership import Identity
 from services.learner.adapters.fake import FakeRanks
 from services.learner.assemble import run_learner
 from services.learner.ports import AlarmSink, Ranks, Tracker
@@ -21,12 +23,18 @@ async def run_with(
     worker: type[FakeWorker] = FakeWorker,
     until: Callable[[FakeWorker], Awaitable[None]] | None = None,
     heard: AlarmSink | None = None,
+    told: Mapping[str, float] | None = None,
     **changes: Any,
 ) -> None:
-    """One start of a run, to its end, its failure, or that of `until`."""
+    """One start of a run, to its end, its failure, or that of `until`; `told` is what a launcher
+    has said."""
     changes = {"steps": 4, "checkpoint": {"every": 100}, **changes}
     address = f"127.0.0.1:{free_port()}"
     runtime = make_runtime(tmp_path, make_config(tmp_path, **changes), listen=address)
+    if told is not None:
+        identity = Identity("run", "learner", 0, "i1")
+        runtime.lifecycle = Lifecycle(runtime.drain, identity, None, None)
+        runtime.lifecycle.told = told
     ranks = ranks or FakeRanks(tmp_path / "weights")
     sinks = [heard] if heard else []
     vendors = Vendors(ranks, tracker, TOKENIZER, alarm_sinks=sinks)

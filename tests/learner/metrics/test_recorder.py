@@ -100,6 +100,20 @@ async def test_a_learner_logs_how_its_attempts_are_spread(tmp_path: Path) -> Non
     }
 
 
+async def test_a_step_tells_what_the_run_costs_and_all_that_it_has_received(
+    tmp_path: Path,
+) -> None:
+    told = {"cost/accrued": 1.5, "cost/per_hour": 6.0, "cost/per_1000_trajectories": 20.0}
+    await run_with(tmp_path, tracker_of(tmp_path), steps=1, told=told)
+    await run_with(tmp_path, tracker_of(tmp_path), steps=2, told=told)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    points = [point for line in lines if "timing/step" in (point := json.loads(line))]
+    assert [point["step"] for point in points] == [1, 2]
+    assert all(point[name] == value for point in points for name, value in told.items())
+    first, second = (point["throughput/trajectories"] for point in points)
+    assert 0 < first < second
+
+
 async def test_a_run_that_fails_raises_an_alarm(tmp_path: Path) -> None:
     heard = Heard()
     with pytest.raises(Crash):

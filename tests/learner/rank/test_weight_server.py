@@ -13,6 +13,7 @@ from flotilla.learner.v1 import weight_service_pb2_grpc as pb_grpc
 from services.common import rpc
 from services.learner.adapters.weights_shm import WeightServer, WeightServerError
 from services.learner.types import PolicyId, Publication
+from services.learner.weight_server import Start
 
 TOKEN = "a-token-of-this-test"
 SIZE = 3 * 2**20 + 17
@@ -30,8 +31,8 @@ def publish(folder: Path, version: int) -> tuple[Publication, PolicyId, bytes]:
 
 @pytest_asyncio.fixture
 async def weights(tmp_path: Path) -> AsyncIterator[tuple[WeightServer, str]]:
-    server = WeightServer("run", tmp_path / "weights.log")
-    yield server, await server.start(TOKEN)
+    server = WeightServer(tmp_path / "weights.log")
+    yield server, await server.start(Start("run", TOKEN))
     await server.close()
     await server.close()
 

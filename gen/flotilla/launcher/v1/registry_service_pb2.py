@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+flotilla/launcher/v1/registry_service.proto\x12\x14\x66lotilla.launcher.v1\x1a\x1egoogle/protobuf/duration.proto\"v\n\x0fRegisterRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07service\x18\x02 \x01(\t\x12\x0f\n\x07replica\x18\x03 \x01(\r\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\x0b\n\x03pid\x18\x06 \x01(\x03\"z\n\x10RegisterResponse\x12\x35\n\x12heartbeat_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0corphan_after\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x92\x02\n\x10HeartbeatRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07service\x18\x02 \x01(\t\x12\x0f\n\x07replica\x18\x03 \x01(\r\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\r\n\x05phase\x18\x05 \x01(\t\x12\x0f\n\x07serving\x18\x06 \x01(\x08\x12\x0c\n\x04step\x18\x07 \x01(\x03\x12\x13\n\x0btotal_steps\x18\x08 \x01(\x03\x12\x44\n\x07metrics\x18\t \x03(\x0b\x32\x33.flotilla.launcher.v1.HeartbeatRequest.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"C\n\x11HeartbeatResponse\x12.\n\x07\x63ommand\x18\x01 \x01(\x0e\x32\x1d.flotilla.launcher.v1.Command\"6\n\x13ResolvePeersRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07service\x18\x02 \x01(\t\"A\n\x14ResolvePeersResponse\x12)\n\x05peers\x18\x01 \x03(\x0b\x32\x1a.flotilla.launcher.v1.Peer\"=\n\x04Peer\x12\x0f\n\x07replica\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t*Y\n\x07\x43ommand\x12\x17\n\x13\x43OMMAND_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x43OMMAND_NONE\x10\x01\x12\x11\n\rCOMMAND_DRAIN\x10\x02\x12\x10\n\x0c\x43OMMAND_STOP\x10\x03\x32\xb3\x02\n\x0fRegistryService\x12Y\n\x08Register\x12%.flotilla.launcher.v1.RegisterRequest\x1a&.flotilla.launcher.v1.RegisterResponse\x12\\\n\tHeartbeat\x12&.flotilla.launcher.v1.HeartbeatRequest\x1a\'.flotilla.launcher.v1.HeartbeatResponse\x12g\n\x0cResolvePeers\x12).flotilla.launcher.v1.ResolvePeersRequest\x1a*.flotilla.launcher.v1.ResolvePeersResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+flotilla/launcher/v1/registry_service.proto\x12\x14\x66lotilla.launcher.v1\x1a\x1egoogle/protobuf/duration.proto\"v\n\x0fRegisterRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07service\x18\x02 \x01(\t\x12\x0f\n\x07replica\x18\x03 \x01(\r\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\x0b\n\x03pid\x18\x06 \x01(\x03\"z\n\x10RegisterResponse\x12\x35\n\x12heartbeat_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x0corphan_after\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x92\x02\n\x10HeartbeatRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07service\x18\x02 \x01(\t\x12\x0f\n\x07replica\x18\x03 \x01(\r\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\r\n\x05phase\x18\x05 \x01(\t\x12\x0f\n\x07serving\x18\x06 \x01(\x08\x12\x0c\n\x04step\x18\x07 \x01(\x03\x12\x13\n\x0btotal_steps\x18\x08 \x01(\x03\x12\x44\n\x07metrics\x18\t \x03(\x0b\x32\x33.flotilla.launcher.v1.HeartbeatRequest.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xba\x01\n\x11HeartbeatResponse\x12.\n\x07\x63ommand\x18\x01 \x01(\x0e\x32\x1d.flotilla.launcher.v1.Command\x12\x45\n\x07metrics\x18\x02 \x03(\x0b\x32\x34.flotilla.launcher.v1.HeartbeatResponse.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"6\n\x13ResolvePeersRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07service\x18\x02 \x01(\t\"A\n\x14ResolvePeersResponse\x12)\n\x05peers\x18\x01 \x03(\x0b\x32\x1a.flotilla.launcher.v1.Peer\"=\n\x04Peer\x12\x0f\n\x07replica\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\"\xcf\x01\n\x11ReportUnitRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07service\x18\x02 \x01(\t\x12\x0f\n\x07replica\x18\x03 \x01(\r\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12.\n\x05phase\x18\x05 \x01(\x0e\x32\x1f.flotilla.launcher.v1.UnitPhase\x12\x11\n\texit_code\x18\x06 \x01(\x11\x12\x0c\n\x04tail\x18\x07 \x01(\t\x12\x10\n\x08hostname\x18\x08 \x01(\t\x12\x10\n\x08restarts\x18\t \x01(\r\"}\n\x12ReportUnitResponse\x12.\n\x07\x63ommand\x18\x01 \x01(\x0e\x32\x1d.flotilla.launcher.v1.Command\x12(\n\x05lease\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05\x62\x65gun\x18\x03 \x01(\x08\"y\n\x0fPushLogsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07service\x18\x02 \x01(\t\x12\x0f\n\x07replica\x18\x03 \x01(\r\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\x10\n\x08position\x18\x05 \x01(\x03\x12\r\n\x05\x63hunk\x18\x06 \x01(\x0c\"$\n\x10PushLogsResponse\x12\x10\n\x08position\x18\x01 \x01(\x03*Y\n\x07\x43ommand\x12\x17\n\x13\x43OMMAND_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x43OMMAND_NONE\x10\x01\x12\x11\n\rCOMMAND_DRAIN\x10\x02\x12\x10\n\x0c\x43OMMAND_STOP\x10\x03*\x86\x01\n\tUnitPhase\x12\x1a\n\x16UNIT_PHASE_UNSPECIFIED\x10\x00\x12\x14\n\x10UNIT_PHASE_SETUP\x10\x01\x12\x16\n\x12UNIT_PHASE_RUNNING\x10\x02\x12\x18\n\x14UNIT_PHASE_PREEMPTED\x10\x03\x12\x15\n\x11UNIT_PHASE_EXITED\x10\x04\x32\xef\x03\n\x0fRegistryService\x12Y\n\x08Register\x12%.flotilla.launcher.v1.RegisterRequest\x1a&.flotilla.launcher.v1.RegisterResponse\x12\\\n\tHeartbeat\x12&.flotilla.launcher.v1.HeartbeatRequest\x1a\'.flotilla.launcher.v1.HeartbeatResponse\x12g\n\x0cResolvePeers\x12).flotilla.launcher.v1.ResolvePeersRequest\x1a*.flotilla.launcher.v1.ResolvePeersResponse0\x01\x12_\n\nReportUnit\x12\'.flotilla.launcher.v1.ReportUnitRequest\x1a(.flotilla.launcher.v1.ReportUnitResponse\x12Y\n\x08PushLogs\x12%.flotilla.launcher.v1.PushLogsRequest\x1a&.flotilla.launcher.v1.PushLogsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,8 +34,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HEARTBEATREQUEST_METRICSENTRY']._loaded_options = None
   _globals['_HEARTBEATREQUEST_METRICSENTRY']._serialized_options = b'8\001'
-  _globals['_COMMAND']._serialized_start=877
-  _globals['_COMMAND']._serialized_end=966
+  _globals['_HEARTBEATRESPONSE_METRICSENTRY']._loaded_options = None
+  _globals['_HEARTBEATRESPONSE_METRICSENTRY']._serialized_options = b'8\001'
+  _globals['_COMMAND']._serialized_start=1495
+  _globals['_COMMAND']._serialized_end=1584
+  _globals['_UNITPHASE']._serialized_start=1587
+  _globals['_UNITPHASE']._serialized_end=1721
   _globals['_REGISTERREQUEST']._serialized_start=101
   _globals['_REGISTERREQUEST']._serialized_end=219
   _globals['_REGISTERRESPONSE']._serialized_start=221
@@ -44,14 +48,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HEARTBEATREQUEST']._serialized_end=620
   _globals['_HEARTBEATREQUEST_METRICSENTRY']._serialized_start=574
   _globals['_HEARTBEATREQUEST_METRICSENTRY']._serialized_end=620
-  _globals['_HEARTBEATRESPONSE']._serialized_start=622
-  _globals['_HEARTBEATRESPONSE']._serialized_end=689
-  _globals['_RESOLVEPEERSREQUEST']._serialized_start=691
-  _globals['_RESOLVEPEERSREQUEST']._serialized_end=745
-  _globals['_RESOLVEPEERSRESPONSE']._serialized_start=747
-  _globals['_RESOLVEPEERSRESPONSE']._serialized_end=812
-  _globals['_PEER']._serialized_start=814
-  _globals['_PEER']._serialized_end=875
-  _globals['_REGISTRYSERVICE']._serialized_start=969
-  _globals['_REGISTRYSERVICE']._serialized_end=1276
+  _globals['_HEARTBEATRESPONSE']._serialized_start=623
+  _globals['_HEARTBEATRESPONSE']._serialized_end=809
+  _globals['_HEARTBEATRESPONSE_METRICSENTRY']._serialized_start=574
+  _globals['_HEARTBEATRESPONSE_METRICSENTRY']._serialized_end=620
+  _globals['_RESOLVEPEERSREQUEST']._serialized_start=811
+  _globals['_RESOLVEPEERSREQUEST']._serialized_end=865
+  _globals['_RESOLVEPEERSRESPONSE']._serialized_start=867
+  _globals['_RESOLVEPEERSRESPONSE']._serialized_end=932
+  _globals['_PEER']._serialized_start=934
+  _globals['_PEER']._serialized_end=995
+  _globals['_REPORTUNITREQUEST']._serialized_start=998
+  _globals['_REPORTUNITREQUEST']._serialized_end=1205
+  _globals['_REPORTUNITRESPONSE']._serialized_start=1207
+  _globals['_REPORTUNITRESPONSE']._serialized_end=1332
+  _globals['_PUSHLOGSREQUEST']._serialized_start=1334
+  _globals['_PUSHLOGSREQUEST']._serialized_end=1455
+  _globals['_PUSHLOGSRESPONSE']._serialized_start=1457
+  _globals['_PUSHLOGSRESPONSE']._serialized_end=1493
+  _globals['_REGISTRYSERVICE']._serialized_start=1724
+  _globals['_REGISTRYSERVICE']._serialized_end=2219
 # @@protoc_insertion_point(module_scope)

@@ -44,6 +44,36 @@ COMMAND_STOP: Command.ValueType  # 3
 """Exit now."""
 global___Command = Command
 
+class _UnitPhase:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _UnitPhaseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_UnitPhase.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    UNIT_PHASE_UNSPECIFIED: _UnitPhase.ValueType  # 0
+    UNIT_PHASE_SETUP: _UnitPhase.ValueType  # 1
+    """The code and its packages are put in place."""
+    UNIT_PHASE_RUNNING: _UnitPhase.ValueType  # 2
+    """The replica's process runs."""
+    UNIT_PHASE_PREEMPTED: _UnitPhase.ValueType  # 3
+    """The machine will be taken away; the replica drains."""
+    UNIT_PHASE_EXITED: _UnitPhase.ValueType  # 4
+    """The process has ended for good; see `exit_code`."""
+
+class UnitPhase(_UnitPhase, metaclass=_UnitPhaseEnumTypeWrapper):
+    """Where a replica's machine is on its way."""
+
+UNIT_PHASE_UNSPECIFIED: UnitPhase.ValueType  # 0
+UNIT_PHASE_SETUP: UnitPhase.ValueType  # 1
+"""The code and its packages are put in place."""
+UNIT_PHASE_RUNNING: UnitPhase.ValueType  # 2
+"""The replica's process runs."""
+UNIT_PHASE_PREEMPTED: UnitPhase.ValueType  # 3
+"""The machine will be taken away; the replica drains."""
+UNIT_PHASE_EXITED: UnitPhase.ValueType  # 4
+"""The process has ended for good; see `exit_code`."""
+global___UnitPhase = UnitPhase
+
 @typing.final
 class RegisterRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -162,14 +192,38 @@ global___HeartbeatRequest = HeartbeatRequest
 class HeartbeatResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class MetricsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.float
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.float = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     COMMAND_FIELD_NUMBER: builtins.int
+    METRICS_FIELD_NUMBER: builtins.int
     command: global___Command.ValueType
+    @property
+    def metrics(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
+        """What the launcher knows of the run and its metrics lack: `cost/*`. The
+        learner gives it to its trackers.
+        """
+
     def __init__(
         self,
         *,
         command: global___Command.ValueType = ...,
+        metrics: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["command", b"command"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["command", b"command", "metrics", b"metrics"]) -> None: ...
 
 global___HeartbeatResponse = HeartbeatResponse
 
@@ -229,3 +283,122 @@ class Peer(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["address", b"address", "incarnation", b"incarnation", "replica", b"replica"]) -> None: ...
 
 global___Peer = Peer
+
+@typing.final
+class ReportUnitRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    SERVICE_FIELD_NUMBER: builtins.int
+    REPLICA_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
+    PHASE_FIELD_NUMBER: builtins.int
+    EXIT_CODE_FIELD_NUMBER: builtins.int
+    TAIL_FIELD_NUMBER: builtins.int
+    HOSTNAME_FIELD_NUMBER: builtins.int
+    RESTARTS_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    service: builtins.str
+    replica: builtins.int
+    incarnation: builtins.str
+    """New for every start of the watcher."""
+    phase: global___UnitPhase.ValueType
+    exit_code: builtins.int
+    """Negative: killed by that signal."""
+    tail: builtins.str
+    """The last lines of its log when it has ended, at most 16 KiB."""
+    hostname: builtins.str
+    restarts: builtins.int
+    """Of its processes on this machine, counting restarts."""
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        service: builtins.str = ...,
+        replica: builtins.int = ...,
+        incarnation: builtins.str = ...,
+        phase: global___UnitPhase.ValueType = ...,
+        exit_code: builtins.int = ...,
+        tail: builtins.str = ...,
+        hostname: builtins.str = ...,
+        restarts: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["exit_code", b"exit_code", "hostname", b"hostname", "incarnation", b"incarnation", "phase", b"phase", "replica", b"replica", "restarts", b"restarts", "run_id", b"run_id", "service", b"service", "tail", b"tail"]) -> None: ...
+
+global___ReportUnitRequest = ReportUnitRequest
+
+@typing.final
+class ReportUnitResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    COMMAND_FIELD_NUMBER: builtins.int
+    LEASE_FIELD_NUMBER: builtins.int
+    BEGUN_FIELD_NUMBER: builtins.int
+    command: global___Command.ValueType
+    begun: builtins.bool
+    """The run has trained: a learner whose machine has nothing of it goes on from
+    what was uploaded, and never begins anew.
+    """
+    @property
+    def lease(self) -> google.protobuf.duration_pb2.Duration:
+        """End what runs on the machine if no further answer comes for this long."""
+
+    def __init__(
+        self,
+        *,
+        command: global___Command.ValueType = ...,
+        lease: google.protobuf.duration_pb2.Duration | None = ...,
+        begun: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["lease", b"lease"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["begun", b"begun", "command", b"command", "lease", b"lease"]) -> None: ...
+
+global___ReportUnitResponse = ReportUnitResponse
+
+@typing.final
+class PushLogsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: builtins.int
+    SERVICE_FIELD_NUMBER: builtins.int
+    REPLICA_FIELD_NUMBER: builtins.int
+    INCARNATION_FIELD_NUMBER: builtins.int
+    POSITION_FIELD_NUMBER: builtins.int
+    CHUNK_FIELD_NUMBER: builtins.int
+    run_id: builtins.str
+    service: builtins.str
+    replica: builtins.int
+    incarnation: builtins.str
+    position: builtins.int
+    """Where `chunk` begins in all that this incarnation has logged."""
+    chunk: builtins.bytes
+    """At most 256 KiB."""
+    def __init__(
+        self,
+        *,
+        run_id: builtins.str = ...,
+        service: builtins.str = ...,
+        replica: builtins.int = ...,
+        incarnation: builtins.str = ...,
+        position: builtins.int = ...,
+        chunk: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "incarnation", b"incarnation", "position", b"position", "replica", b"replica", "run_id", b"run_id", "service", b"service"]) -> None: ...
+
+global___PushLogsRequest = PushLogsRequest
+
+@typing.final
+class PushLogsResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    POSITION_FIELD_NUMBER: builtins.int
+    position: builtins.int
+    """Go on from here."""
+    def __init__(
+        self,
+        *,
+        position: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["position", b"position"]) -> None: ...
+
+global___PushLogsResponse = PushLogsResponse

@@ -35,6 +35,8 @@ class RegistryServiceStub(object):
     NOT_FOUND           UNKNOWN_RUN
     NOT_FOUND           UNKNOWN_REPLICA  register first
     FAILED_PRECONDITION REPLACED         another incarnation has this replica: exit
+    FAILED_PRECONDITION LOG_GAP          go on from the metadata's `position`
+    INVALID_ARGUMENT    BAD_LOG          a piece too long, or of no service of the run
     UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
     """
 
@@ -59,6 +61,16 @@ class RegistryServiceStub(object):
                 request_serializer=flotilla_dot_launcher_dot_v1_dot_registry__service__pb2.ResolvePeersRequest.SerializeToString,
                 response_deserializer=flotilla_dot_launcher_dot_v1_dot_registry__service__pb2.ResolvePeersResponse.FromString,
                 _registered_method=True)
+        self.ReportUnit = channel.unary_unary(
+                '/flotilla.launcher.v1.RegistryService/ReportUnit',
+                request_serializer=flotilla_dot_launcher_dot_v1_dot_registry__service__pb2.ReportUnitRequest.SerializeToString,
+                response_deserializer=flotilla_dot_launcher_dot_v1_dot_registry__service__pb2.ReportUnitResponse.FromString,
+                _registered_method=True)
+        self.PushLogs = channel.unary_unary(
+                '/flotilla.launcher.v1.RegistryService/PushLogs',
+                request_serializer=flotilla_dot_launcher_dot_v1_dot_registry__service__pb2.PushLogsRequest.SerializeToString,
+                response_deserializer=flotilla_dot_launcher_dot_v1_dot_registry__service__pb2.PushLogsResponse.FromString,
+                _registered_method=True)
 
 
 class RegistryServiceServicer(object):
@@ -71,6 +83,8 @@ class RegistryServiceServicer(object):
     NOT_FOUND           UNKNOWN_RUN
     NOT_FOUND           UNKNOWN_REPLICA  register first
     FAILED_PRECONDITION REPLACED         another incarnation has this replica: exit
+    FAILED_PRECONDITION LOG_GAP          go on from the metadata's `position`
+    INVALID_ARGUMENT    BAD_LOG          a piece too long, or of no service of the run
     UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
     """
 
@@ -98,6 +112,22 @@ class RegistryServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportUnit(self, request, context):
+        """Says how a machine's part of a run is doing: called by what watches over a
+        replica there. The answer renews its permission to go on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PushLogs(self, request, context):
+        """Appends to a replica's log at the launcher. Repeatable: what is known of a
+        piece is skipped.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RegistryServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -115,6 +145,16 @@ def add_RegistryServiceServicer_to_server(servicer, server):
                     servicer.ResolvePeers,
                     request_deserializer=flotilla_dot_launcher_dot_v1_dot_registry__service__pb2.ResolvePeersRequest.FromString,
                     response_serializer=flotilla_dot_launcher_dot_v1_dot_registry__service__pb2.ResolvePeersResponse.SerializeToString,
+            ),
+            'ReportUnit': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportUnit,
+                    request_deserializer=flotilla_dot_launcher_dot_v1_dot_registry__service__pb2.ReportUnitRequest.FromString,
+                    response_serializer=flotilla_dot_launcher_dot_v1_dot_registry__service__pb2.ReportUnitResponse.SerializeToString,
+            ),
+            'PushLogs': grpc.unary_unary_rpc_method_handler(
+                    servicer.PushLogs,
+                    request_deserializer=flotilla_dot_launcher_dot_v1_dot_registry__service__pb2.PushLogsRequest.FromString,
+                    response_serializer=flotilla_dot_launcher_dot_v1_dot_registry__service__pb2.PushLogsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +174,8 @@ class RegistryService(object):
     NOT_FOUND           UNKNOWN_RUN
     NOT_FOUND           UNKNOWN_REPLICA  register first
     FAILED_PRECONDITION REPLACED         another incarnation has this replica: exit
+    FAILED_PRECONDITION LOG_GAP          go on from the metadata's `position`
+    INVALID_ARGUMENT    BAD_LOG          a piece too long, or of no service of the run
     UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
     """
 
@@ -208,6 +250,60 @@ class RegistryService(object):
             '/flotilla.launcher.v1.RegistryService/ResolvePeers',
             flotilla_dot_launcher_dot_v1_dot_registry__service__pb2.ResolvePeersRequest.SerializeToString,
             flotilla_dot_launcher_dot_v1_dot_registry__service__pb2.ResolvePeersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportUnit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/flotilla.launcher.v1.RegistryService/ReportUnit',
+            flotilla_dot_launcher_dot_v1_dot_registry__service__pb2.ReportUnitRequest.SerializeToString,
+            flotilla_dot_launcher_dot_v1_dot_registry__service__pb2.ReportUnitResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PushLogs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/flotilla.launcher.v1.RegistryService/PushLogs',
+            flotilla_dot_launcher_dot_v1_dot_registry__service__pb2.PushLogsRequest.SerializeToString,
+            flotilla_dot_launcher_dot_v1_dot_registry__service__pb2.PushLogsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,6 +27,8 @@ class RegistryServiceStub:
       NOT_FOUND           UNKNOWN_RUN
       NOT_FOUND           UNKNOWN_REPLICA  register first
       FAILED_PRECONDITION REPLACED         another incarnation has this replica: exit
+      FAILED_PRECONDITION LOG_GAP          go on from the metadata's `position`
+      INVALID_ARGUMENT    BAD_LOG          a piece too long, or of no service of the run
       UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
     """
 
@@ -55,6 +57,22 @@ class RegistryServiceStub:
     Ends after a bounded age; resolve again.
     """
 
+    ReportUnit: grpc.UnaryUnaryMultiCallable[
+        flotilla.launcher.v1.registry_service_pb2.ReportUnitRequest,
+        flotilla.launcher.v1.registry_service_pb2.ReportUnitResponse,
+    ]
+    """Says how a machine's part of a run is doing: called by what watches over a
+    replica there. The answer renews its permission to go on.
+    """
+
+    PushLogs: grpc.UnaryUnaryMultiCallable[
+        flotilla.launcher.v1.registry_service_pb2.PushLogsRequest,
+        flotilla.launcher.v1.registry_service_pb2.PushLogsResponse,
+    ]
+    """Appends to a replica's log at the launcher. Repeatable: what is known of a
+    piece is skipped.
+    """
+
 class RegistryServiceAsyncStub:
     """Tells services where their peers are, and what to do.
 
@@ -65,6 +83,8 @@ class RegistryServiceAsyncStub:
       NOT_FOUND           UNKNOWN_RUN
       NOT_FOUND           UNKNOWN_REPLICA  register first
       FAILED_PRECONDITION REPLACED         another incarnation has this replica: exit
+      FAILED_PRECONDITION LOG_GAP          go on from the metadata's `position`
+      INVALID_ARGUMENT    BAD_LOG          a piece too long, or of no service of the run
       UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
     """
 
@@ -92,6 +112,22 @@ class RegistryServiceAsyncStub:
     Ends after a bounded age; resolve again.
     """
 
+    ReportUnit: grpc.aio.UnaryUnaryMultiCallable[
+        flotilla.launcher.v1.registry_service_pb2.ReportUnitRequest,
+        flotilla.launcher.v1.registry_service_pb2.ReportUnitResponse,
+    ]
+    """Says how a machine's part of a run is doing: called by what watches over a
+    replica there. The answer renews its permission to go on.
+    """
+
+    PushLogs: grpc.aio.UnaryUnaryMultiCallable[
+        flotilla.launcher.v1.registry_service_pb2.PushLogsRequest,
+        flotilla.launcher.v1.registry_service_pb2.PushLogsResponse,
+    ]
+    """Appends to a replica's log at the launcher. Repeatable: what is known of a
+    piece is skipped.
+    """
+
 class RegistryServiceServicer(metaclass=abc.ABCMeta):
     """Tells services where their peers are, and what to do.
 
@@ -102,6 +138,8 @@ class RegistryServiceServicer(metaclass=abc.ABCMeta):
       NOT_FOUND           UNKNOWN_RUN
       NOT_FOUND           UNKNOWN_REPLICA  register first
       FAILED_PRECONDITION REPLACED         another incarnation has this replica: exit
+      FAILED_PRECONDITION LOG_GAP          go on from the metadata's `position`
+      INVALID_ARGUMENT    BAD_LOG          a piece too long, or of no service of the run
       UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
     """
 
@@ -133,6 +171,26 @@ class RegistryServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[collections.abc.Iterator[flotilla.launcher.v1.registry_service_pb2.ResolvePeersResponse], collections.abc.AsyncIterator[flotilla.launcher.v1.registry_service_pb2.ResolvePeersResponse]]:
         """Streams the addresses of a service's replicas, at once and at each change.
         Ends after a bounded age; resolve again.
+        """
+
+    @abc.abstractmethod
+    def ReportUnit(
+        self,
+        request: flotilla.launcher.v1.registry_service_pb2.ReportUnitRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[flotilla.launcher.v1.registry_service_pb2.ReportUnitResponse, collections.abc.Awaitable[flotilla.launcher.v1.registry_service_pb2.ReportUnitResponse]]:
+        """Says how a machine's part of a run is doing: called by what watches over a
+        replica there. The answer renews its permission to go on.
+        """
+
+    @abc.abstractmethod
+    def PushLogs(
+        self,
+        request: flotilla.launcher.v1.registry_service_pb2.PushLogsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[flotilla.launcher.v1.registry_service_pb2.PushLogsResponse, collections.abc.Awaitable[flotilla.launcher.v1.registry_service_pb2.PushLogsResponse]]:
+        """Appends to a replica's log at the launcher. Repeatable: what is known of a
+        piece is skipped.
         """
 
 def add_RegistryServiceServicer_to_server(servicer: RegistryServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

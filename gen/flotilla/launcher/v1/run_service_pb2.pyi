@@ -55,6 +55,8 @@ class _RunStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     RUN_STATE_FAILED: _RunState.ValueType  # 7
     RUN_STATE_STOPPED: _RunState.ValueType  # 8
     """Stopped by request; resumable."""
+    RUN_STATE_TEARDOWN: _RunState.ValueType  # 9
+    """Its services have ended; machines are given back and looked for."""
 
 class RunState(_RunState, metaclass=_RunStateEnumTypeWrapper):
     """Where a run is on its way."""
@@ -69,7 +71,73 @@ RUN_STATE_COMPLETED: RunState.ValueType  # 6
 RUN_STATE_FAILED: RunState.ValueType  # 7
 RUN_STATE_STOPPED: RunState.ValueType  # 8
 """Stopped by request; resumable."""
+RUN_STATE_TEARDOWN: RunState.ValueType  # 9
+"""Its services have ended; machines are given back and looked for."""
 global___RunState = RunState
+
+class _Outcome:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _OutcomeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Outcome.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    OUTCOME_UNSPECIFIED: _Outcome.ValueType  # 0
+    """It has not ended."""
+    OUTCOME_COMPLETED: _Outcome.ValueType  # 1
+    OUTCOME_FAILED: _Outcome.ValueType  # 2
+    OUTCOME_STOPPED: _Outcome.ValueType  # 3
+    OUTCOME_BUDGET: _Outcome.ValueType  # 4
+    """`launcher.max_cost` was reached."""
+    OUTCOME_DEADLINE: _Outcome.ValueType  # 5
+    """`launcher.max_hours` was reached."""
+    OUTCOME_CAPACITY: _Outcome.ValueType  # 6
+    """No candidate had machines in all attempts."""
+
+class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper):
+    """Why a run ended, whatever became of its machines."""
+
+OUTCOME_UNSPECIFIED: Outcome.ValueType  # 0
+"""It has not ended."""
+OUTCOME_COMPLETED: Outcome.ValueType  # 1
+OUTCOME_FAILED: Outcome.ValueType  # 2
+OUTCOME_STOPPED: Outcome.ValueType  # 3
+OUTCOME_BUDGET: Outcome.ValueType  # 4
+"""`launcher.max_cost` was reached."""
+OUTCOME_DEADLINE: Outcome.ValueType  # 5
+"""`launcher.max_hours` was reached."""
+OUTCOME_CAPACITY: Outcome.ValueType  # 6
+"""No candidate had machines in all attempts."""
+global___Outcome = Outcome
+
+class _Cleanup:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _CleanupEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Cleanup.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    CLEANUP_UNSPECIFIED: _Cleanup.ValueType  # 0
+    CLEANUP_PENDING: _Cleanup.ValueType  # 1
+    """Nothing to give back yet: the run is going on."""
+    CLEANUP_VERIFYING: _Cleanup.ValueType  # 2
+    """Asked for, and not yet proven."""
+    CLEANUP_VERIFIED: _Cleanup.ValueType  # 3
+    """The backend was asked and shows nothing of the run."""
+    CLEANUP_LEAK_SUSPECTED: _Cleanup.ValueType  # 4
+    """Something is left, or nobody could be asked: look, and reap."""
+
+class Cleanup(_Cleanup, metaclass=_CleanupEnumTypeWrapper):
+    """What became of a run's machines, whatever the outcome."""
+
+CLEANUP_UNSPECIFIED: Cleanup.ValueType  # 0
+CLEANUP_PENDING: Cleanup.ValueType  # 1
+"""Nothing to give back yet: the run is going on."""
+CLEANUP_VERIFYING: Cleanup.ValueType  # 2
+"""Asked for, and not yet proven."""
+CLEANUP_VERIFIED: Cleanup.ValueType  # 3
+"""The backend was asked and shows nothing of the run."""
+CLEANUP_LEAK_SUSPECTED: Cleanup.ValueType  # 4
+"""Something is left, or nobody could be asked: look, and reap."""
+global___Cleanup = Cleanup
 
 @typing.final
 class PlanRunRequest(google.protobuf.message.Message):
@@ -116,12 +184,15 @@ class PlannedService(google.protobuf.message.Message):
     COMMAND_FIELD_NUMBER: builtins.int
     RESOURCES_FIELD_NUMBER: builtins.int
     TASK_YAML_FIELD_NUMBER: builtins.int
+    DOLLARS_PER_HOUR_FIELD_NUMBER: builtins.int
     service: builtins.str
     replicas: builtins.int
     resources: builtins.str
     """What it asks for, for people: CPUs, GPUs, memory, machine and price."""
     task_yaml: builtins.str
     """Empty on the local backend."""
+    dollars_per_hour: builtins.float
+    """US dollars per hour of one replica; absent where nobody knows a price."""
     @property
     def command(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     def __init__(
@@ -132,8 +203,11 @@ class PlannedService(google.protobuf.message.Message):
         command: collections.abc.Iterable[builtins.str] | None = ...,
         resources: builtins.str = ...,
         task_yaml: builtins.str = ...,
+        dollars_per_hour: builtins.float | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["command", b"command", "replicas", b"replicas", "resources", b"resources", "service", b"service", "task_yaml", b"task_yaml"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_dollars_per_hour", b"_dollars_per_hour", "dollars_per_hour", b"dollars_per_hour"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_dollars_per_hour", b"_dollars_per_hour", "command", b"command", "dollars_per_hour", b"dollars_per_hour", "replicas", b"replicas", "resources", b"resources", "service", b"service", "task_yaml", b"task_yaml"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_dollars_per_hour", b"_dollars_per_hour"]) -> typing.Literal["dollars_per_hour"] | None: ...
 
 global___PlannedService = PlannedService
 
@@ -242,6 +316,12 @@ class Run(google.protobuf.message.Message):
     ERROR_FIELD_NUMBER: builtins.int
     METRICS_FIELD_NUMBER: builtins.int
     DIRECTORY_FIELD_NUMBER: builtins.int
+    OUTCOME_FIELD_NUMBER: builtins.int
+    CLEANUP_FIELD_NUMBER: builtins.int
+    CLEANUP_DETAIL_FIELD_NUMBER: builtins.int
+    COST_FIELD_NUMBER: builtins.int
+    BACKEND_FIELD_NUMBER: builtins.int
+    UNREACHABLE_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     name: builtins.str
     state: global___RunState.ValueType
@@ -251,6 +331,14 @@ class Run(google.protobuf.message.Message):
     """What the run failed of, for people."""
     directory: builtins.str
     """Where the run's files are."""
+    outcome: global___Outcome.ValueType
+    cleanup: global___Cleanup.ValueType
+    cleanup_detail: builtins.str
+    """What of the run was found when cleaning up, for people."""
+    backend: builtins.str
+    """`local` or `sky`."""
+    unreachable: builtins.str
+    """Why the backend cannot be asked at present; empty when it can."""
     @property
     def replicas(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ServiceReplica]: ...
     @property
@@ -261,6 +349,8 @@ class Run(google.protobuf.message.Message):
     def metrics(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
         """The learner's newest metrics."""
 
+    @property
+    def cost(self) -> global___Cost: ...
     def __init__(
         self,
         *,
@@ -275,11 +365,64 @@ class Run(google.protobuf.message.Message):
         error: builtins.str = ...,
         metrics: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
         directory: builtins.str = ...,
+        outcome: global___Outcome.ValueType = ...,
+        cleanup: global___Cleanup.ValueType = ...,
+        cleanup_detail: builtins.str = ...,
+        cost: global___Cost | None = ...,
+        backend: builtins.str = ...,
+        unreachable: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["create_time", b"create_time", "end_time", b"end_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["create_time", b"create_time", "directory", b"directory", "end_time", b"end_time", "error", b"error", "metrics", b"metrics", "mode", b"mode", "name", b"name", "replicas", b"replicas", "run_id", b"run_id", "spec_json", b"spec_json", "state", b"state"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["cost", b"cost", "create_time", b"create_time", "end_time", b"end_time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["backend", b"backend", "cleanup", b"cleanup", "cleanup_detail", b"cleanup_detail", "cost", b"cost", "create_time", b"create_time", "directory", b"directory", "end_time", b"end_time", "error", b"error", "metrics", b"metrics", "mode", b"mode", "name", b"name", "outcome", b"outcome", "replicas", b"replicas", "run_id", b"run_id", "spec_json", b"spec_json", "state", b"state", "unreachable", b"unreachable"]) -> None: ...
 
 global___Run = Run
+
+@typing.final
+class Cost(google.protobuf.message.Message):
+    """What a run costs, in US dollars. Services without a known price count as 0."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class AccruedByServiceEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.float
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.float = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    ACCRUED_FIELD_NUMBER: builtins.int
+    PER_HOUR_FIELD_NUMBER: builtins.int
+    MAX_COST_FIELD_NUMBER: builtins.int
+    MAX_HOURS_FIELD_NUMBER: builtins.int
+    ACCRUED_BY_SERVICE_FIELD_NUMBER: builtins.int
+    accrued: builtins.float
+    per_hour: builtins.float
+    max_cost: builtins.float
+    """0 when unlimited."""
+    max_hours: builtins.float
+    @property
+    def accrued_by_service(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        accrued: builtins.float = ...,
+        per_hour: builtins.float = ...,
+        max_cost: builtins.float = ...,
+        max_hours: builtins.float = ...,
+        accrued_by_service: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["accrued", b"accrued", "accrued_by_service", b"accrued_by_service", "max_cost", b"max_cost", "max_hours", b"max_hours", "per_hour", b"per_hour"]) -> None: ...
+
+global___Cost = Cost
 
 @typing.final
 class ServiceReplica(google.protobuf.message.Message):
@@ -375,6 +518,7 @@ class WatchRunResponse(google.protobuf.message.Message):
     REPLICA_FIELD_NUMBER: builtins.int
     PROGRESS_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
+    COST_FIELD_NUMBER: builtins.int
     event: builtins.int
     state: global___RunState.ValueType
     message: builtins.str
@@ -385,6 +529,8 @@ class WatchRunResponse(google.protobuf.message.Message):
     def replica(self) -> global___ServiceReplica: ...
     @property
     def progress(self) -> global___Progress: ...
+    @property
+    def cost(self) -> global___Cost: ...
     def __init__(
         self,
         *,
@@ -394,10 +540,11 @@ class WatchRunResponse(google.protobuf.message.Message):
         replica: global___ServiceReplica | None = ...,
         progress: global___Progress | None = ...,
         message: builtins.str = ...,
+        cost: global___Cost | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["message", b"message", "progress", b"progress", "replica", b"replica", "state", b"state", "time", b"time", "what", b"what"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["event", b"event", "message", b"message", "progress", b"progress", "replica", b"replica", "state", b"state", "time", b"time", "what", b"what"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["what", b"what"]) -> typing.Literal["state", "replica", "progress", "message"] | None: ...
+    def HasField(self, field_name: typing.Literal["cost", b"cost", "message", b"message", "progress", b"progress", "replica", b"replica", "state", b"state", "time", b"time", "what", b"what"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["cost", b"cost", "event", b"event", "message", b"message", "progress", b"progress", "replica", b"replica", "state", b"state", "time", b"time", "what", b"what"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["what", b"what"]) -> typing.Literal["state", "replica", "progress", "message", "cost"] | None: ...
 
 global___WatchRunResponse = WatchRunResponse
 
@@ -552,7 +699,12 @@ class StopRunRequest(google.protobuf.message.Message):
 
     RUN_ID_FIELD_NUMBER: builtins.int
     GRACE_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
     run_id: builtins.str
+    request_id: builtins.str
+    """In place of `run_id`: the run that this StartRun began. If it has begun
+    none, it never will.
+    """
     @property
     def grace(self) -> google.protobuf.duration_pb2.Duration:
         """How long draining may take; 60 s when absent. Then processes are killed."""
@@ -562,9 +714,10 @@ class StopRunRequest(google.protobuf.message.Message):
         *,
         run_id: builtins.str = ...,
         grace: google.protobuf.duration_pb2.Duration | None = ...,
+        request_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["grace", b"grace"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["grace", b"grace", "run_id", b"run_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["grace", b"grace", "request_id", b"request_id", "run_id", b"run_id"]) -> None: ...
 
 global___StopRunRequest = StopRunRequest
 
@@ -573,12 +726,56 @@ class StopRunResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     STATE_FIELD_NUMBER: builtins.int
+    RUN_ID_FIELD_NUMBER: builtins.int
     state: global___RunState.ValueType
+    """Unspecified when no run was begun by `request_id`."""
+    run_id: builtins.str
     def __init__(
         self,
         *,
         state: global___RunState.ValueType = ...,
+        run_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["run_id", b"run_id", "state", b"state"]) -> None: ...
 
 global___StopRunResponse = StopRunResponse
+
+@typing.final
+class ReapRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___ReapRequest = ReapRequest
+
+@typing.final
+class ReapResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REAPED_FIELD_NUMBER: builtins.int
+    SUSPECTED_RUN_IDS_FIELD_NUMBER: builtins.int
+    UNREACHABLE_FIELD_NUMBER: builtins.int
+    @property
+    def reaped(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What was found and ended, by its name at the backend."""
+
+    @property
+    def suspected_run_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Runs that may still have left something."""
+
+    @property
+    def unreachable(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Backends that could not be asked, and why."""
+
+    def __init__(
+        self,
+        *,
+        reaped: collections.abc.Iterable[builtins.str] | None = ...,
+        suspected_run_ids: collections.abc.Iterable[builtins.str] | None = ...,
+        unreachable: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reaped", b"reaped", "suspected_run_ids", b"suspected_run_ids", "unreachable", b"unreachable"]) -> None: ...
+
+global___ReapResponse = ReapResponse

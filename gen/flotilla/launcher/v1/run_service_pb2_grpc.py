@@ -89,6 +89,11 @@ class RunServiceStub(object):
                 request_serializer=flotilla_dot_launcher_dot_v1_dot_run__service__pb2.StopRunRequest.SerializeToString,
                 response_deserializer=flotilla_dot_launcher_dot_v1_dot_run__service__pb2.StopRunResponse.FromString,
                 _registered_method=True)
+        self.Reap = channel.unary_unary(
+                '/flotilla.launcher.v1.RunService/Reap',
+                request_serializer=flotilla_dot_launcher_dot_v1_dot_run__service__pb2.ReapRequest.SerializeToString,
+                response_deserializer=flotilla_dot_launcher_dot_v1_dot_run__service__pb2.ReapResponse.FromString,
+                _registered_method=True)
 
 
 class RunServiceServicer(object):
@@ -166,6 +171,14 @@ class RunServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Reap(self, request, context):
+        """Ends what runs of no run, wherever that is, and looks again for what ended
+        runs may have left. Launchers do so by themselves every few minutes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RunServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -208,6 +221,11 @@ def add_RunServiceServicer_to_server(servicer, server):
                     servicer.StopRun,
                     request_deserializer=flotilla_dot_launcher_dot_v1_dot_run__service__pb2.StopRunRequest.FromString,
                     response_serializer=flotilla_dot_launcher_dot_v1_dot_run__service__pb2.StopRunResponse.SerializeToString,
+            ),
+            'Reap': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reap,
+                    request_deserializer=flotilla_dot_launcher_dot_v1_dot_run__service__pb2.ReapRequest.FromString,
+                    response_serializer=flotilla_dot_launcher_dot_v1_dot_run__service__pb2.ReapResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -441,6 +459,33 @@ class RunService(object):
             '/flotilla.launcher.v1.RunService/StopRun',
             flotilla_dot_launcher_dot_v1_dot_run__service__pb2.StopRunRequest.SerializeToString,
             flotilla_dot_launcher_dot_v1_dot_run__service__pb2.StopRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reap(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/flotilla.launcher.v1.RunService/Reap',
+            flotilla_dot_launcher_dot_v1_dot_run__service__pb2.ReapRequest.SerializeToString,
+            flotilla_dot_launcher_dot_v1_dot_run__service__pb2.ReapResponse.FromString,
             options,
             channel_credentials,
             insecure,

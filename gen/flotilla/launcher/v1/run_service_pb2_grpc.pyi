@@ -86,6 +86,14 @@ class RunServiceStub:
     ]
     """Drains the services, checkpoints and stops them. Repeatable."""
 
+    Reap: grpc.UnaryUnaryMultiCallable[
+        flotilla.launcher.v1.run_service_pb2.ReapRequest,
+        flotilla.launcher.v1.run_service_pb2.ReapResponse,
+    ]
+    """Ends what runs of no run, wherever that is, and looks again for what ended
+    runs may have left. Launchers do so by themselves every few minutes.
+    """
+
 class RunServiceAsyncStub:
     """Turns one run spec into running services and keeps them so.
 
@@ -153,6 +161,14 @@ class RunServiceAsyncStub:
         flotilla.launcher.v1.run_service_pb2.StopRunResponse,
     ]
     """Drains the services, checkpoints and stops them. Repeatable."""
+
+    Reap: grpc.aio.UnaryUnaryMultiCallable[
+        flotilla.launcher.v1.run_service_pb2.ReapRequest,
+        flotilla.launcher.v1.run_service_pb2.ReapResponse,
+    ]
+    """Ends what runs of no run, wherever that is, and looks again for what ended
+    runs may have left. Launchers do so by themselves every few minutes.
+    """
 
 class RunServiceServicer(metaclass=abc.ABCMeta):
     """Turns one run spec into running services and keeps them so.
@@ -237,5 +253,15 @@ class RunServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[flotilla.launcher.v1.run_service_pb2.StopRunResponse, collections.abc.Awaitable[flotilla.launcher.v1.run_service_pb2.StopRunResponse]]:
         """Drains the services, checkpoints and stops them. Repeatable."""
+
+    @abc.abstractmethod
+    def Reap(
+        self,
+        request: flotilla.launcher.v1.run_service_pb2.ReapRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[flotilla.launcher.v1.run_service_pb2.ReapResponse, collections.abc.Awaitable[flotilla.launcher.v1.run_service_pb2.ReapResponse]]:
+        """Ends what runs of no run, wherever that is, and looks again for what ended
+        runs may have left. Launchers do so by themselves every few minutes.
+        """
 
 def add_RunServiceServicer_to_server(servicer: RunServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -1,0 +1,42 @@
+# A rollout worker with vLLM on NVIDIA GPUs. From the repository's folder:
+#
+#   docker build -f deploy/docker/rollout.Dockerfile -t flotilla-rollout .
+#   docker run --gpus all --ipc host -v "$PWD:/work" -e FLOTILLA_TOKEN flotilla-rollout \
+#       --config deploy/runs/qwen3-8b.toml --run-id RUN \
+#       --peer learner=127.0.0.1:7001 --peer env_gateway=127.0.0.1:7002
+#
+# With --network host where the peers are outside, and with TLS where they are on other machines:
+# -v DIR:/run/flotilla/tls:ro ... --tls-dir /run/flotilla/tls. It needs no inbound port.
+
+FROM python:3.11.14-slim-bookworm AS build
+WORKDIR /src
+RUN python -m venv /opt/flotilla
+COPY pyproject.toml README.md ./
+COPY requirements/gpu.txt requirements/
+COPY gen gen
+COPY tools tools
+COPY environments environments
+COPY services services
+RUN /opt/flotilla/bin/pip install --no-cache-dir --constraint requirements/gpu.txt ".[rollout]"
+
+FROM python:3.11.14-slim-bookworm
+# vLLM's kernels are compiled where they run. The distribution fixes the compiler's version.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --uid 10001 --create-home flotilla \
+    && install --directory --owner flotilla /work /run/flotilla
+COPY --from=build /opt/flotilla /opt/flotilla
+# What is installed here counts, not what is mounted in /work.
+ENV NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    PYTHONSAFEPATH=1 \
+    PYTHONUNBUFFERED=1
+USER 10001
+WORKDIR /work
+# Loading and compiling a large model takes its time; until then it is not serving.
+HEALTHCHECK --interval=15s --timeout=10s --start-period=30m --retries=3 \
+    CMD ["/opt/flotilla/bin/python", "-m", "services.common.healthcheck", "--tls-dir", "/run/flotilla/tls"]
+ENTRYPOINT ["/opt/flotilla/bin/python", "-m", "services.rollout", "--listen", "127.0.0.1:50051"]
+CMD ["--help"]

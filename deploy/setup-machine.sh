@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Puts .venv in place on a machine that was rented for a run, as `launcher.sky.setup` of a spec:
+#
+#   bash deploy/setup-machine.sh
+#
+# Where there is an NVIDIA GPU: vLLM for CUDA, the learner, and everything else. Where there is none:
+# the gateway and the environments. Versions are those of requirements/gpu.txt. (`make setup` is for a
+# machine that does everything without a GPU.) Takes Python 3.11 where it is there, else has uv fetch
+# it, which SkyPilot leaves on its machines.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+EXTRAS=launcher,env-gateway,environments,s3
+if [ -e /dev/nvidia0 ] || command -v nvidia-smi >/dev/null; then
+  EXTRAS=$EXTRAS,rollout,learner
+fi
+STAMP=.venv/.installed-$EXTRAS
+if [ -e "$STAMP" ] && [ ! pyproject.toml -nt "$STAMP" ] && [ ! requirements/gpu.txt -nt "$STAMP" ]; then
+  exit 0
+fi
+
+export PATH="$HOME/.local/bin:$PATH"
+# Triton compiles against Python's headers.
+HEADERS='import ensurepip, os, sysconfig as s; os.stat(s.get_path("include") + "/Python.h")'
+if python3.11 -c "$HEADERS" 2>/dev/null; then
+  python3.11 -m venv --clear .venv
+elif command -v uv >/dev/null; then
+  uv venv --quiet --seed --clear --python 3.11 .venv
+else
+  echo "error: neither Python 3.11 with venv and headers nor uv is here; install one of them" >&2
+  exit 1
+fi
+.venv/bin/python -m pip --disable-pip-version-check install --quiet \
+  --constraint requirements/gpu.txt --editable ".[$EXTRAS]"
+touch "$STAMP"

@@ -1,0 +1,66 @@
+"""Asks a service whether it serves, as container engines do:
+
+    python -m services.common.healthcheck --address 127.0.0.1:50051
+
+It answers with its exit code: 0 it serves, 1 it does not, or not yet, 2 the question is wrong.
+Under TLS it shows the service's own certificate, which only processes beside the service have.
+"""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services.common.errors import ConfigError
+from services.common.rpc import plain_channel
+from services.common.tls import TLS_VARIABLE, Tls, likely_cause, read_tls
+
+SERVING, NOT_SERVING, WRONG = 0, 1, 2
+PORT = 50051
+
+
+async def ask(address: str, tls: Tls | None, timeout_s: float) -> str:
+    """Why the service does not serve; empty when it does. Raises ConfigError."""
+    peer = tls.name.partition(".")[0] if tls is not None else ""
+    async with plain_channel(address, wait_for_ready=False, tls=tls, peer=peer) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        try:
+            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            return likely_cause(error.details()) or f"{error.code().name}: {error.details()}"
+    status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+    return "" if status == "SERVING" else f"it says {status}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    given = _parser().parse_args(argv)
+    folder = given.tls_dir if given.tls_dir and given.tls_dir.exists() else None
+    try:
+        reason = asyncio.run(ask(given.address, read_tls(folder), given.timeout))
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return WRONG
+    print(f"{given.address}: {reason or 'serving'}")
+    return NOT_SERVING if reason else SERVING
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m services.common.healthcheck",
+        description="Ask a service whether it serves. Exit code: 0 yes, 1 no, 2 asked wrongly.",
+    )
+    add = parser.add_argument
+    add("--address", default=f"127.0.0.1:{PORT}", metavar="HOST:PORT", help="(%(default)s)")
+    add("--tls-dir", type=Path, help=f"as the service's; if it is there (or ${TLS_VARIABLE})")
+    add("--timeout", type=float, default=5.0, metavar="SECONDS", help="(%(default)s)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

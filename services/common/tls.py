@@ -1,0 +1,187 @@
+"""What a node shows of itself and demands of others beyond loopback: mutual TLS within one run.
+
+Every run has a CA of its own, so that a certificate of it says "of this run". Names are
+SERVICE.RUN_ID.flotilla; callers compare the name, not the address, which may be anything.
+"""
+
+import base64
+import json
+import os
+import ssl
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from services.common.errors import ConfigError
+
+TLS_VARIABLE = "FLOTILLA_TLS"
+CA_FILE, CERTIFICATE_FILE, KEY_FILE = "ca.pem", "cert.pem", "key.pem"
+_MINT = "the launcher hands out a set per run"
+# The first that occurs counts. A server that refuses a client's certificate says so nowhere: in
+# TLS 1.3 the client's handshake is over by then.
+_CAUSES = {
+    "Hostname Verification Check failed": (
+        "another service of the run answers at this address: the address is wrong"
+    ),
+    "certificate has expired": "its certificate has expired, or this machine's clock is ahead",
+    "certificate is not yet valid": "this machine's clock is behind its certificate",
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is of another run",
+    "WRONG_VERSION_NUMBER": "it speaks plain text: start it with --tls-dir too",
+    "Socket closed": (
+        "it hung up: it ended, wants TLS (--tls-dir), or refuses our certificate as of another run"
+        " or expired; its log says which"
+    ),
+    "Connection refused": "nothing listens there (any more)",
+    "No route to host": "the machine is not reached: look at its network and firewall",
+    "timed out": "nothing answers there: look for a firewall or a port that is not opened",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """A service's part of a run's identity: PEM texts, and the name in its own certificate."""
+
+    ca: bytes
+    certificate: bytes
+    key: bytes = field(repr=False)
+    name: str
+
+    def name_of(self, service: str) -> str:
+        """The name that another service of the run has in its certificate."""
+        return f"{service}.{self.name.partition('.')[2]}"
+
+    def check_is(self, service: str, run_id: str) -> None:
+        """Raises ConfigError if the certificate is of another service or run."""
+        expected = f"{service}.{run_id}.flotilla"
+        if self.name != expected:
+            raise ConfigError(
+                f"the TLS certificate is that of {self.name}, this process is {expected}: pass the"
+                " --tls-dir (or FLOTILLA_TLS) and the --run-id of one and the same"
+            )
+
+    def to_text(self) -> str:
+        """All of it in one line, as FLOTILLA_TLS carries it. It is a secret."""
+        parts = {"ca": self.ca, "certificate": self.certificate, "key": self.key}
+        content = json.dumps({name: pem.decode() for name, pem in parts.items()})
+        return base64.b64encode(content.encode()).decode()
+
+
+def channel_credentials(tls: Tls) -> grpc.ChannelCredentials:
+    """Shows our certificate, and accepts those of the run's CA alone."""
+    return grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
+
+
+def server_credentials(tls: Tls) -> grpc.ServerCredentials:
+    """The same from the other side: a client without a certificate of the run is hung up on."""
+    return grpc.ssl_server_credentials(
+        [(tls.key, tls.certificate)], root_certificates=tls.ca, require_client_auth=True
+    )
+
+
+def read_tls(folder: Path | None) -> Tls | None:
+    """Checked TLS files of `folder`, else those in FLOTILLA_TLS, else None. Raises ConfigError.
+
+    The variable is taken out of the environment, so that no child process inherits it.
+    """
+    text = os.environ.pop(TLS_VARIABLE, "")
+    if folder is not None:
+        return _from_folder(folder)
+    return from_text(text, where=f"${TLS_VARIABLE}") if text else None
+
+
+def from_text(text: str, *, where: str) -> Tls:
+    """The reverse of `to_text`, checked. Raises ConfigError, which does not repeat the text."""
+    try:
+        content = json.loads(base64.b64decode(text, validate=True))
+        parts = [content[name].encode() for name in ("ca", "certificate", "key")]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ConfigError(
+            f"{where} is not what Tls.to_text writes (base64 of JSON with ca, certificate and"
+            f" key); {_MINT}"
+        ) from None
+    return _checked(*parts, where=where)
+
+
+def likely_cause(details: str | None) -> str:
+    """What gRPC's text about a failed connection most likely means; "" if it is not known."""
+    text = details or ""
+    return next((cause for sign, cause in _CAUSES.items() if sign in text), "")
+
+
+def _from_folder(folder: Path) -> Tls:
+    parts: list[bytes] = []
+    for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE):
+        try:
+            parts.append((folder / name).read_bytes())
+        except OSError as error:
+            raise ConfigError(
+                f"--tls-dir {folder}: cannot read {name} ({error.strerror}); the folder holds"
+                f" {CA_FILE}, {CERTIFICATE_FILE} and {KEY_FILE}, {_MINT}"
+            ) from error
+    return _checked(*parts, where=f"--tls-dir {folder}")
+
+
+def _checked(ca: bytes, certificate: bytes, key: bytes, *, where: str) -> Tls:
+    try:
+        shown = _handshake(ca, certificate, key)
+    except ssl.SSLCertVerificationError as error:
+        raise ConfigError(f"{where}: {_why_not_valid(error.verify_message)}") from error
+    except (ssl.SSLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{where}: {_why_not_usable(error)}; {_MINT}") from error
+    names = [value for kind, value in shown.get("subjectAltName", ()) if kind == "DNS"]
+    if len(names) != 1 or not names[0].endswith(".flotilla"):
+        raise ConfigError(
+            f"{where}: the certificate names {names or 'nobody'}, not one SERVICE.RUN_ID.flotilla"
+        )
+    return Tls(ca, certificate, key, names[0])
+
+
+def _why_not_valid(message: str) -> str:
+    if "expired" in message:
+        return "the certificate has expired: begin a new run, or resume this one, for a new one"
+    if "not yet valid" in message:
+        return "the certificate is not valid yet: this machine's clock is behind; set it"
+    return f"the certificate is not of this CA ({message}): all files must be of one run"
+
+
+def _why_not_usable(error: Exception) -> str:
+    reason = getattr(error, "reason", None) or str(error)
+    if reason == "KEY_VALUES_MISMATCH":
+        return "the key is not that of the certificate"
+    return f"the files are not usable PEM ({reason})"
+
+
+def _handshake(ca: bytes, certificate: bytes, key: bytes) -> dict[str, Any]:
+    """Have the certificate greet itself in memory, as server and as client: what fails here would
+    fail, less clearly, at the first call. Returns what it shows of itself."""
+    contexts = [ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)]
+    with _as_file(certificate) as certificate_file, _as_file(key) as key_file:
+        for context in contexts:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.load_verify_locations(cadata=ca.decode())
+            context.load_cert_chain(certificate_file, key_file)
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = contexts[0].wrap_bio(back, there)
+    server = contexts[1].wrap_bio(there, back, server_side=True)
+    for side in (client, server, client, server):
+        try:
+            side.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+    return client.getpeercert() or {}
+
+
+@contextmanager
+def _as_file(content: bytes) -> Generator[str]:
+    """A name for bytes that must not be on a disk: OpenSSL takes certificates from files only."""
+    descriptor = os.memfd_create("flotilla-tls", os.MFD_CLOEXEC)
+    try:
+        os.write(descriptor, content)
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,143 @@
+"""Backend of machines that SkyPilot finds: on clouds, Slurm, Kubernetes and SSH pools.
+
+Everything is found again by name, because SkyPilot's request ids do not outlive its server.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+from services.launcher.adapters.sky_board import Board
+from services.launcher.adapters.sky_cluster import Clusters
+from services.launcher.adapters.sky_group import Groups, Start
+from services.launcher.adapters.sky_prices import prices
+from services.launcher.adapters.sky_sweep import Sweeper
+from services.launcher.ports import BackendError, Evidence, Launch, Offer
+from services.launcher.runs import Exit, Unit
+from services.launcher.sky import names, secret_names
+from services.launcher.sky.code import FOLDER, CodeError, pinned
+from services.launcher.sky.offers import Offerer
+from services.launcher.sky.ports import Client
+
+_POLL_S = 5.0
+_GATHER_S = 1.0
+
+
+class SkyBackend:
+    """Starts replicas on machines; `runs` is the folder whose replicas are ours.
+
+    `root` is the working tree whose commit the machines get.
+    """
+
+    def __init__(
+        self,
+        runs: Path,
+        root: Path,
+        client: Client,
+        *,
+        poll_s: float = _POLL_S,
+        gather_s: float = _GATHER_S,
+    ) -> None:
+        self._runs = runs.resolve()
+        self._root = root
+        self._owner = names.owner_of(runs)
+        self._offers = Offerer(self._owner, prices())
+        board = Board(client, poll_s)
+        self._groups = Groups(client, board, gather_s)
+        # Each look at a cluster's job is a call to its machine.
+        self._clusters = Clusters(client, 2 * poll_s)
+        self._sweeper = Sweeper(client, board, self._owner)
+        # Names of replicas that are clusters of their own.
+        self._plain: set[str] = set()
+        self._pinning = asyncio.Lock()
+
+    async def offer(self, launch: Launch) -> Offer:
+        return await asyncio.to_thread(self._offers.offer, launch, self._code_of(launch.run_id))
+
+    async def start(self, launch: Launch) -> Unit:
+        start = await self._prepared(launch)
+        unit = Unit(start.name, started=time.time())
+        await self._keeper(launch, start.name).start(start)
+        return unit
+
+    async def attach(self, launch: Launch, unit: Unit) -> bool:
+        return await self._keeper(launch, unit.name).live(unit.name)
+
+    async def find(self, launch: Launch) -> Unit | None:
+        name = names.member_name(self._owner, launch.run_id, launch.key)
+        if await self._keeper(launch, name).live(name):
+            return Unit(name, started=time.time())
+        return None
+
+    async def wait(self, unit: Unit) -> Exit:
+        return await self._keeper_of(unit).wait(unit.name)
+
+    async def drain(self, unit: Unit) -> None:
+        await self._keeper_of(unit).drain(unit.name)
+
+    async def kill(self, unit: Unit) -> None:
+        await self._keeper_of(unit).kill(unit.name)
+
+    async def orphans(self, known: Collection[Unit]) -> list[Unit]:
+        there = await self._sweeper.live_members()
+        self._plain |= {name for name, plain in there.items() if plain}
+        return [Unit(name) for name in there]
+
+    async def end(self, unit: Unit, grace_s: float) -> None:
+        """Its watcher has been draining since its launcher fell silent, or is told by a new one."""
+        keeper = self._keeper_of(unit)
+        await keeper.drain(unit.name)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await keeper.wait(unit.name)
+                return
+        await keeper.kill(unit.name)
+
+    async def clean(self, run_id: str) -> Evidence:
+        return await self._sweeper.clean(run_id)
+
+    async def reap(self, active: Collection[str]) -> list[str]:
+        return await self._sweeper.reap(active)
+
+    def _keeper(self, launch: Launch, name: str) -> Groups | Clusters:
+        if launch.config.sky.mode == "cluster":
+            self._plain.add(name)
+            return self._clusters
+        self._plain.discard(name)
+        return self._groups
+
+    def _keeper_of(self, unit: Unit) -> Groups | Clusters:
+        return self._clusters if unit.name in self._plain else self._groups
+
+    def _code_of(self, run_id: str) -> Path:
+        return self._runs / run_id / FOLDER
+
+    async def _prepared(self, launch: Launch) -> Start:
+        """Everything that can be wrong before a machine is asked for. Raises BackendError."""
+        self._offers.check(launch)
+        run_dir, commit = self._runs / launch.run_id, launch.config.sky.commit
+        async with self._pinning:
+            try:
+                found = await asyncio.to_thread(
+                    pinned, run_dir, self._root, commit, launch.spec_json
+                )
+            except CodeError as error:
+                raise BackendError(str(error)) from error
+        site = self._offers.site(launch, found.folder)
+        wanted = secret_names.of_service(site.spec, launch.config, launch.key[0])
+        return Start(launch, site, _values(wanted, launch))
+
+
+def _values(wanted: Collection[str], launch: Launch) -> dict[str, str]:
+    """The secrets by name: the run's own, and what the launcher's environment holds."""
+    found = {name: launch.secrets.get(name) or os.environ.get(name, "") for name in wanted}
+    missing = [name for name, value in found.items() if not value]
+    if missing:
+        raise BackendError(
+            f"{launch.key[0]} needs {', '.join(missing)} on its machine; export them where the"
+            " launcher is started"
+        )
+    return found

@@ -1,0 +1,256 @@
+"""SkyPilot's SDK in the launcher's words: the only place that calls it.
+
+Every call is a request to SkyPilot's API server and blocks, so each runs in a thread. What goes
+wrong is told apart by the type of its exception, never by its text.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, TypeVar
+
+import yaml
+
+from services.launcher.ports import (
+    BackendError,
+    BackendUnreachable,
+    CapacityError,
+    SetupError,
+)
+from services.launcher.sky.ports import Document
+from services.launcher.sky.records import Cluster, Job
+
+T = TypeVar("T")
+_NO_SERVER = (
+    "SkyPilot's API server cannot be asked ({error}); start one with `sky api start`, or name it in"
+    " SKYPILOT_API_SERVER_ENDPOINT"
+)
+_NOT_INSTALLED = (
+    'launcher.backend = "sky" needs SkyPilot, which this environment lacks ({error}); `make sky`'
+    " makes one that has it: run .venv-sky/bin/flotilla"
+)
+# The fields of a managed job that are read below.
+_JOB_FIELDS = (
+    *("job_id", "task_id", "job_name", "task_name", "status", "schedule_state", "infra"),
+    "failure_reason",
+)
+# SkyPilot lists the clusters of managed jobs to those who debug it, and to nobody else.
+_SHOW_MANAGED = "SKYPILOT_DEBUG"
+_environment = threading.Lock()
+
+
+class SkyClient:
+    """Calls SkyPilot. Methods raise BackendUnreachable where nothing is known of what came of it.
+
+    Submissions also raise CapacityError, SetupError and BackendError.
+    """
+
+    def __init__(self) -> None:
+        # A client must not start a server of its own behind the launcher's back.
+        os.environ.setdefault("SKYPILOT_DISABLE_LOCAL_API_SERVER", "1")
+        os.environ.setdefault("SKYPILOT_DISABLE_USAGE_COLLECTION", "1")
+        try:
+            self._sky: Any = import_module("sky")
+            self._jobs: Any = import_module("sky.jobs")
+            self._errors: Any = import_module("sky.exceptions")
+            self._server: Any = import_module("sky.server.common")
+            self._dags: Any = import_module("sky.utils.dag_utils")
+            common: Any = import_module("sky.utils.common")
+        except ImportError as error:
+            raise BackendError(_NOT_INSTALLED.format(error=error)) from error
+        self._refresh = common.StatusRefreshMode.FORCE
+        # What was asked for and is not answered yet, by the name of a replica or group.
+        self._in_flight: dict[str, str] = {}
+
+    async def jobs(self) -> list[Job]:
+        """All tasks of managed jobs, ended ones too."""
+
+        def ask() -> list[Job]:
+            request = self._jobs.queue_v2(refresh=False, all_users=True, fields=_JOB_FIELDS)
+            records: Any = self._sky.get(request)
+            return [_job(record) for record in records[0]]
+
+        return await self._ask(ask)
+
+    async def clusters(self, *, certain: Sequence[str] = ()) -> list[Cluster]:
+        """SkyPilot's table of clusters; `certain` ones are looked for at their clouds first."""
+
+        def ask() -> list[Cluster]:
+            with _shown_managed():
+                if certain:
+                    request = self._sky.status(list(certain), self._refresh, all_users=True)
+                    self._sky.get(request)
+                request = self._sky.status(all_users=True)
+            return [_cluster(record) for record in self._sky.get(request)]
+
+        return await self._ask(ask)
+
+    async def submit_group(
+        self, documents: Sequence[Document], secrets: Sequence[Mapping[str, str]]
+    ) -> int:
+        """Start a Job Group and return its id. `secrets` are those of each task, in order."""
+
+        def submit() -> int:
+            # Values stand in this text alone: it goes to SkyPilot's server and nowhere else.
+            filled = [documents[0], *map(_with_secrets, documents[1:], secrets)]
+            dag = self._dags.load_job_group_from_yaml_str(yaml.safe_dump_all(filled))
+            return self._submit(str(documents[0]["name"]), lambda: self._jobs.launch(dag))
+
+        return await self._attempt(submit)
+
+    async def submit_job(self, document: Document, secrets: Mapping[str, str], group: int) -> int:
+        """Start a dynamic member of a group and return its own id."""
+
+        def submit() -> int:
+            task = self._sky.Task.from_yaml_config(_with_secrets(document, secrets))
+            name = str(document["name"])
+            return self._submit(name, lambda: self._jobs.launch(task, job_group=group))
+
+        return await self._attempt(submit)
+
+    def _submit(self, name: str, launch: Callable[[], Any]) -> int:
+        ids, _ = self._followed(name, launch())
+        return int(ids[0])
+
+    async def launch(self, document: Document, secrets: Mapping[str, str]) -> int:
+        """Start a cluster with a job on it; return the job's id once it is submitted there."""
+
+        def submit() -> int:
+            task = self._sky.Task.from_yaml_config(_with_secrets(document, secrets))
+            name = str(document["name"])
+            request = self._sky.launch(task, cluster_name=name)
+            job_id, _ = self._followed(name, request)
+            return int(job_id)
+
+        return await self._attempt(submit)
+
+    def _followed(self, name: str, request: Any) -> Any:
+        self._in_flight[name] = request
+        try:
+            return self._sky.get(request)
+        finally:
+            self._in_flight.pop(name, None)
+
+    async def job_status(self, cluster: str) -> str | None:
+        """The status of a plain cluster's only job; None when the cluster is not there."""
+
+        def ask() -> str | None:
+            try:
+                found: Any = self._sky.get(self._sky.job_status(cluster))
+            except self._errors.ClusterDoesNotExist:
+                return None
+            status = next(iter(found.values()), None)
+            return status.value if status is not None else "INIT"
+
+        return await self._ask(ask)
+
+    async def cancel(self, job_ids: Sequence[int]) -> None:
+        """End managed jobs, a group with all its members."""
+
+        def ask() -> None:
+            self._sky.get(self._jobs.cancel(job_ids=list(job_ids), all_users=False))
+
+        if job_ids:
+            await self._ask(ask)
+
+    async def down(self, cluster: str) -> None:
+        """End a cluster; nothing if there is none."""
+
+        def ask() -> None:
+            try:
+                self._sky.get(self._sky.down(cluster))
+            except (self._errors.ClusterDoesNotExist, ValueError):
+                return
+
+        await self._ask(ask)
+
+    async def forget(self, wanted: Callable[[str], bool]) -> None:
+        """Cancel what was asked for under these names and is not answered yet."""
+        requests = [request for name, request in self._in_flight.items() if wanted(name)]
+
+        def ask() -> None:
+            self._sky.get(self._sky.api_cancel(requests, silent=True))
+
+        if requests:
+            await self._ask(ask)
+
+    async def _ask(self, call: Callable[[], T]) -> T:
+        return await asyncio.to_thread(self._asked, call)
+
+    async def _attempt(self, call: Callable[[], T]) -> T:
+        return await asyncio.to_thread(self._attempted, call)
+
+    def _asked(self, call: Callable[[], T]) -> T:
+        """Whatever goes wrong with a question: its answer is not known."""
+        try:
+            self._server.check_server_healthy()
+            return call()
+        # SkyPilot hands on any exception of its server; none of them is an answer.
+        except Exception as error:
+            raise BackendUnreachable(_NO_SERVER.format(error=_brief(error))) from error
+
+    def _attempted(self, call: Callable[[], T]) -> T:
+        errors = self._errors
+        try:
+            self._server.check_server_healthy()
+            return call()
+        except errors.ResourcesUnavailableError as error:
+            # Without a history nobody was asked: no such machine is on any list.
+            known = bool(error.failover_history) and not error.no_failover
+            raise (CapacityError if known else BackendError)(_brief(error)) from error
+        except (errors.CommandFailureException, errors.ClusterSetUpError) as error:
+            raise SetupError(_brief(error)) from error
+        except errors.RequestCancelled as error:
+            raise SetupError("its start was cancelled") from error
+        except (RuntimeError, OSError) as error:
+            # The connection is lost, or the server and with it the request.
+            raise BackendUnreachable(_NO_SERVER.format(error=_brief(error))) from error
+        # What is left is about the request itself, and SkyPilot says so in many types.
+        except Exception as error:
+            raise BackendError(_brief(error)) from error
+
+
+def _with_secrets(document: Document, values: Mapping[str, str]) -> Document:
+    return {**document, "secrets": {name: values.get(name) for name in document["secrets"]}}
+
+
+@contextmanager
+def _shown_managed() -> Generator[None]:
+    with _environment:
+        before = os.environ.get(_SHOW_MANAGED)
+        os.environ[_SHOW_MANAGED] = "1"
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[_SHOW_MANAGED]
+            else:
+                os.environ[_SHOW_MANAGED] = before
+
+
+def _job(record: Any) -> Job:
+    task = record.task_name or record.job_name or ""
+    return Job(
+        job_id=record.job_id,
+        name=record.job_name or "",
+        task=task,
+        status=record.status.value if record.status else "",
+        schedule=record.schedule_state or "",
+        # SkyPilot names it so, and says so nowhere.
+        cluster=f"{task}-{record.job_id}",
+        where=record.infra or "",
+        reason=record.failure_reason or "",
+    )
+
+
+def _cluster(record: Any) -> Cluster:
+    where = "/".join(part for part in (record.cloud, record.region) if part)
+    return Cluster(record.name, record.status.value, record.is_managed, where)
+
+
+def _brief(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:500]}"

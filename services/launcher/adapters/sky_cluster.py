@@ -1,0 +1,76 @@
+"""Replicas as clusters of their own, for API servers that cannot run Job Groups."""
+
+import asyncio
+
+from services.launcher.adapters.sky_group import Start
+from services.launcher.ports import BackendUnreachable, CapacityError
+from services.launcher.runs import Exit
+from services.launcher.sky import records, tasks
+from services.launcher.sky.ports import Client
+from services.launcher.sky.records import Stage
+
+_CANCELLED = -15
+
+
+class Clusters:
+    """Starts, watches and ends plain clusters with one job each, by their names."""
+
+    def __init__(self, client: Client, poll_s: float) -> None:
+        self._client = client
+        # Each look at a job is a call to its machine.
+        self._poll_s = poll_s
+
+    async def start(self, start: Start) -> None:
+        """Returns when the replica's job is on its machine."""
+        document = tasks.task(start.site, start.key, start.launch.attempt)
+        try:
+            async with asyncio.timeout(start.limit_s):
+                await self._client.launch(document, start.secrets)
+        except TimeoutError:
+            await self.kill(start.name)
+            text = f"{start.name}: no machine was ready after {start.limit_s:g} s"
+            raise CapacityError(text) from None
+        except CapacityError:
+            # What a failed attempt has left must not be in the way of the next.
+            await self._client.down(start.name)
+            raise
+
+    async def live(self, name: str) -> bool:
+        if not await self._there(name):
+            return False
+        status = await self._client.job_status(name)
+        return status is not None and not records.stage_of(status).over
+
+    async def wait(self, name: str) -> Exit:
+        """How the replica's job ended; its machine is gone then."""
+        while True:
+            status = await self._status(name)
+            if status is None:
+                return Exit(1, "its machine is gone")
+            stage = records.stage_of(status)
+            if stage.over:
+                await self._client.down(name)
+                ends = {Stage.DONE: Exit(0), Stage.CANCELLED: Exit(_CANCELLED)}
+                return ends.get(stage, Exit(1, status))
+            await asyncio.sleep(self._poll_s)
+
+    async def _status(self, name: str) -> str | None:
+        try:
+            return await self._client.job_status(name)
+        except BackendUnreachable:
+            # A machine that was taken away does not answer either; its cloud knows.
+            if await self._there(name):
+                raise
+            return None
+
+    async def _there(self, name: str) -> bool:
+        found = await self._client.clusters(certain=[name])
+        return any(cluster.name == name for cluster in found)
+
+    async def drain(self, name: str) -> None:
+        """Its watcher is told by the launcher; what has no machine yet is not waited for."""
+        await self._client.forget(lambda asked: asked == name)
+
+    async def kill(self, name: str) -> None:
+        await self._client.forget(lambda asked: asked == name)
+        await self._client.down(name)

@@ -1,0 +1,50 @@
+"""Prices as SkyPilot computes them where it is installed, else from the catalog it left."""
+
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from services.common import log
+from services.launcher.sky.candidates import cloud_of
+from services.launcher.sky.offers import Prices
+from services.launcher.sky.prices import Catalog, cheapest
+from services.launcher.sky_config import Machine, Machines
+
+_HOME = Path("~/.sky")
+_HOUR_S = 3600.0
+# A cluster's own prices need no machine of it; without a cloud SkyPilot asks all of them.
+_OWN = frozenset({"", "slurm", "kubernetes", "ssh"})
+_log = log.get_logger(__name__)
+
+
+def prices() -> Prices:
+    """The best that this environment has."""
+    catalog = Catalog(_HOME.expanduser())
+    return SkyPrices(catalog) if find_spec("sky") is not None else catalog
+
+
+class SkyPrices:
+    """Asks SkyPilot what its optimizer would; `catalog` answers where that does not."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    def cheapest(self, machines: Machines) -> float | None:
+        return cheapest(machines, self.price)
+
+    def price(self, machine: Machine) -> float | None:
+        if cloud_of(machine) in _OWN:
+            return self._catalog.price(machine)
+        try:
+            return self._computed(machine)
+        # A price is for people to look at: whatever SkyPilot stumbles over must end no plan.
+        except Exception as error:  # noqa: BLE001
+            _log.info("SkyPilot has no price", machine=machine.infra, error=str(error)[:200])
+            return self._catalog.price(machine)
+
+    def _computed(self, machine: Machine) -> float | None:
+        sky: Any = import_module("sky")
+        wish = sky.Resources(**machine.model_dump(exclude_defaults=True))
+        feasible = wish.cloud.get_feasible_launchable_resources(wish)
+        return min((each.get_cost(_HOUR_S) for each in feasible.resources_list), default=None)

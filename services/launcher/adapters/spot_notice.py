@@ -1,0 +1,69 @@
+"""Notices that a spot machine is taken away, as its cloud gives them."""
+
+import time
+from collections.abc import Callable
+from datetime import datetime
+
+import httpx
+
+from services.common import log
+
+# AWS says when it will be; GCP's machines have 30 seconds, less what it took us to ask.
+_GCP_LEFT_S = 25.0
+# It is on the machine itself.
+_TIMEOUT_S = 2.0
+_AWS_TOKEN_S = 300
+_log = log.get_logger(__name__)
+
+
+class MetadataNotices:
+    """Asks the metadata server of AWS and of GCP, for either may be there.
+
+    One that is no metadata server at all says nothing: no notice.
+    """
+
+    def __init__(self, url: str, wall: Callable[[], float] = time.time) -> None:
+        self._client = httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S, trust_env=False)
+        self._wall = wall
+
+    async def notice(self) -> float | None:
+        """See `unit.ports.Notices`."""
+        try:
+            left = await self._aws()
+            return left if left is not None else await self._gcp()
+        except httpx.HTTPError as error:
+            _log.debug("the metadata server does not answer", error=repr(error))
+            return None
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def _aws(self) -> float | None:
+        answer = await self._client.get(
+            "/latest/meta-data/spot/instance-action", headers=await self._aws_token()
+        )
+        if not answer.is_success:
+            return None
+        try:
+            at = datetime.fromisoformat(answer.json()["time"])
+        except (ValueError, KeyError, TypeError):
+            _log.warning("AWS gives a notice that cannot be read", text=answer.text[:200])
+            return None
+        return max(0.0, at.timestamp() - self._wall())
+
+    async def _aws_token(self) -> dict[str, str]:
+        """IMDSv2's; where that is off, or this is not AWS, none is needed."""
+        answer = await self._client.put(
+            "/latest/api/token",
+            headers={"X-aws-ec2-metadata-token-ttl-seconds": str(_AWS_TOKEN_S)},
+        )
+        if not answer.is_success:
+            return {}
+        return {"X-aws-ec2-metadata-token": answer.text}
+
+    async def _gcp(self) -> float | None:
+        answer = await self._client.get(
+            "/computeMetadata/v1/instance/preempted", headers={"Metadata-Flavor": "Google"}
+        )
+        said = answer.is_success and answer.text.strip() == "TRUE"
+        return _GCP_LEFT_S if said else None

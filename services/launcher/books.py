@@ -1,0 +1,73 @@
+"""Writes what becomes of a run: its state, its events for people, its transitions for ever."""
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+from services.common import log
+from services.launcher import clock
+from services.launcher.rows import Transition
+from services.launcher.runs import Key, Note, Replica, Run
+from services.launcher.store import Store
+
+_log = log.get_logger(__name__)
+
+
+def write(
+    store: Store, before: Run, run: Run, notes: Iterable[Note], cause: str, starts: Iterable[Key]
+) -> None:
+    """Make `run` the truth, in one transaction with the intent to start these replicas."""
+    now = clock.now()
+    changed = [r for r in run.replicas.values() if before.replicas.get(r.key) != r]
+    with store.transaction():
+        store.save(run, changed, now if run.state.ended else None)
+        store.add_transitions(run.run_id, now, _transitions(before, run, changed, cause))
+        for key in starts:
+            attempt = run.replicas[key].attempt
+            name = f"{key[0]}-{key[1]}"
+            store.operations.intend(run.run_id, "start", name, attempt=attempt)
+        for replica in changed:
+            if _shown(before.replicas.get(replica.key)) != _shown(replica):
+                store.add_event(run.run_id, now, "replica", replica_body(replica))
+        for note in notes:
+            store.add_event(run.run_id, now, "message", {"text": note.text})
+        if before.cost != run.cost:
+            store.add_event(run.run_id, now, "cost", asdict(run.cost))
+        if before.state is not run.state:
+            store.add_event(run.run_id, now, "state", {"state": run.state})
+    for note in notes:
+        _log.info("run", run_id=run.run_id, note=note.text)
+    if before.state is not run.state:
+        _log.info("run state", run_id=run.run_id, state=run.state.value)
+
+
+def _transitions(before: Run, run: Run, changed: list[Replica], cause: str) -> list[Transition]:
+    pairs = [
+        ("run", before.state, run.state),
+        ("outcome", before.outcome, run.outcome),
+        ("cleanup", before.cleanup, run.cleanup),
+        ("backend", before.unreachable and "unreachable", run.unreachable and "unreachable"),
+    ]
+    for replica in changed:
+        known = before.replicas.get(replica.key)
+        pairs.append((replica.label, known.state if known else "", replica.state))
+    why = run.unreachable or cause
+    return [Transition(what, old, new, why) for what, old, new in pairs if old != new]
+
+
+def replica_body(replica: Replica) -> dict[str, Any]:
+    """What an event says about a replica."""
+    return {
+        "service": replica.service,
+        "replica": replica.index,
+        "state": replica.state,
+        "phase": replica.phase,
+        "address": replica.address,
+        "restarts": replica.restarts,
+        "pid": replica.unit.pid if replica.unit else 0,
+    }
+
+
+def _shown(replica: Replica | None) -> dict[str, Any] | None:
+    """What of a replica makes an event when it changes: its phase alone does not."""
+    return None if replica is None else {**replica_body(replica), "phase": ""}

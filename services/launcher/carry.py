@@ -1,0 +1,222 @@
+"""Carries out, replica by replica, what was decided: start or take over, follow, drain, kill.
+
+A backend that cannot be asked is asked again, as long as it takes; meanwhile nothing is concluded.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from services.common import log
+from services.launcher import clock, facts
+from services.launcher.operations import OperationState
+from services.launcher.ports import (
+    Backend,
+    BackendError,
+    BackendUnreachable,
+    CapacityError,
+    Launch,
+    SetupError,
+)
+from services.launcher.runs import EXIT_BAD_CONFIG, Exit, Key, Note, Policy, ReplicaState, Run, Unit
+from services.launcher.store import Store
+
+T = TypeVar("T")
+
+# Between two attempts to reach a backend: at first, and at last.
+_ASK_AGAIN_S, _ASK_AGAIN_MAX_S = 0.5, 15.0
+_log = log.get_logger(__name__)
+
+
+class Book(Protocol):
+    """Who knows the run and writes down what becomes of it."""
+
+    run: Run
+
+    def commit(self, run: Run, notes: list[Note] | None = None, *, cause: str = "") -> None: ...
+
+    def launch(self, key: Key) -> Launch: ...
+
+    def gone(self, key: Key, how: Exit) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """With what it is carried out."""
+
+    backend: Backend
+    store: Store
+    policy: Policy
+    # Longest start of a machine; None: the backend answers at once.
+    start_limit_s: float | None = None
+
+
+class Carrier:
+    """The replicas of one run."""
+
+    def __init__(self, book: Book, means: Means) -> None:
+        self._book = book
+        self._means = means
+        self._backend = means.backend
+        self._operations = means.store.operations
+        # Starts that a drain or a kill may still prevent.
+        self._starting: dict[Key, asyncio.Task[Unit]] = {}
+
+    async def start(self, key: Key) -> None:
+        """Start a replica and see it through to its end."""
+        launch = self._book.launch(key)
+        start = asyncio.create_task(self._obtain(key, launch), name=f"start {launch.name}")
+        self._starting[key] = start
+        try:
+            await asyncio.wait([start])
+        finally:
+            start.cancel()
+            del self._starting[key]
+        await self._see_through(key, launch, start)
+
+    async def take_over(self, key: Key) -> None:
+        """Go on with a replica where another launcher died."""
+        replica, launch = self._book.run.replicas[key], self._book.launch(key)
+        unit = replica.unit or await self.asked(lambda: self._backend.find(launch))
+        if unit is None and replica.state is ReplicaState.STARTING:
+            return await self.start(key)
+        if unit is None:
+            return self._lost(key, "its start had not come to anything")
+        if not await self.asked(lambda: self._backend.attach(launch, unit)):
+            await self.asked(lambda: self._backend.end(unit, 0.0))
+            return self._lost(key, "it ended while no launcher was there")
+        if replica.unit is None:
+            self._note_started(key, unit, "found again")
+        if replica.unit is None and replica.state is ReplicaState.DRAINING:
+            await self.kill(key)
+        await self._follow(key, unit)
+
+    async def drain(self, key: Key) -> None:
+        """Ask a replica to end; one that is only being started is not started."""
+        if key in self._starting:
+            self._starting[key].cancel()
+            return
+        unit = self._book.run.replicas[key].unit
+        if unit is not None:
+            await self.asked(lambda: self._backend.drain(unit))
+
+    async def kill(self, key: Key) -> None:
+        """End a replica now. Not insisted upon: it is decided again when it was in vain."""
+        unit = self._book.run.replicas[key].unit
+        if unit is None:
+            return
+        try:
+            await self._backend.kill(unit)
+        except BackendUnreachable as error:
+            self.say_unreachable(str(error))
+
+    async def asked(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask the backend until it answers."""
+        patience = _ASK_AGAIN_S
+        while True:
+            try:
+                answer = await ask()
+            except BackendUnreachable as error:
+                self.say_unreachable(str(error))
+                await asyncio.sleep(patience)
+                patience = min(2 * patience, _ASK_AGAIN_MAX_S)
+            else:
+                self.say_unreachable("")
+                return answer
+
+    def say_unreachable(self, why: str) -> None:
+        run = self._book.run
+        if run.unreachable != why:
+            text = f"the backend cannot be asked: {why}" if why else "the backend answers again"
+            notes = [Note(text)] if bool(why) != bool(run.unreachable) else []
+            self._book.commit(facts.unreachable(run, why), notes)
+
+    async def _see_through(self, key: Key, launch: Launch, start: asyncio.Task[Unit]) -> None:
+        """From what came of a start to the replica's end."""
+        try:
+            unit = start.result()
+        except asyncio.CancelledError:
+            await self._undo(launch)
+            self._failed(key, "not wanted any more")
+            self._book.gone(key, Exit(0))
+        except CapacityError as error:
+            await self._undo(launch)
+            self._failed(key, str(error))
+            run, notes = facts.no_capacity(
+                self._book.run, key, str(error), clock.now(), self._means.policy
+            )
+            self._book.commit(run, notes, cause=str(error))
+        except SetupError as error:
+            self._failed(key, str(error))
+            self._book.gone(key, Exit(1, str(error)))
+        except BackendError as error:
+            # Asking again changes nothing: the machine lacks what the spec wants.
+            self._failed(key, str(error))
+            self._book.gone(key, Exit(EXIT_BAD_CONFIG, str(error)))
+        else:
+            self._note_started(key, unit, "started")
+            await self._follow(key, unit)
+
+    async def _obtain(self, key: Key, launch: Launch) -> Unit:
+        """Ask for the replica until there is an answer. What was not answered may have been heard:
+        it is looked for before it is asked again."""
+        operation = self._operations.open(launch.run_id, "start", _label(key))
+        heard = operation is not None and operation.state is OperationState.SENT
+        patience = _ASK_AGAIN_S
+        while True:
+            try:
+                unit = await self.asked(lambda: self._backend.find(launch)) if heard else None
+                if unit is not None and await self._backend.attach(launch, unit):
+                    return unit
+                self._mark(key, OperationState.SENT)
+                heard = True
+                unit = await self._ask(launch)
+            except BackendUnreachable as error:
+                self.say_unreachable(str(error))
+                await asyncio.sleep(patience)
+                patience = min(2 * patience, _ASK_AGAIN_MAX_S)
+            else:
+                self.say_unreachable("")
+                return unit
+
+    async def _ask(self, launch: Launch) -> Unit:
+        limit = self._means.start_limit_s
+        try:
+            async with asyncio.timeout(limit):
+                return await self._backend.start(launch)
+        except TimeoutError as error:
+            raise CapacityError(f"no machine after {limit or 0:g} s") from error
+
+    async def _undo(self, launch: Launch) -> None:
+        """End what a start that nobody wants any more has left."""
+        unit = await self.asked(lambda: self._backend.find(launch))
+        if unit is not None and await self.asked(lambda: self._backend.attach(launch, unit)):
+            await self.asked(lambda: self._backend.kill(unit))
+            await self.asked(lambda: self._backend.wait(unit))
+
+    async def _follow(self, key: Key, unit: Unit) -> None:
+        how = await self.asked(lambda: self._backend.wait(unit))
+        self._book.gone(key, how)
+
+    def _note_started(self, key: Key, unit: Unit, cause: str) -> None:
+        run = facts.started(self._book.run, key, unit, clock.now(), self._means.policy)
+        self._book.commit(run, cause=cause)
+        self._mark(key, OperationState.DONE, unit.name)
+
+    def _failed(self, key: Key, why: str) -> None:
+        self._mark(key, OperationState.FAILED, why)
+
+    def _lost(self, key: Key, why: str) -> None:
+        self._failed(key, why)
+        _log.info("a replica is gone", replica=_label(key), why=why)
+        self._book.gone(key, Exit(None, why))
+
+    def _mark(self, key: Key, state: OperationState, detail: str = "") -> None:
+        operation = self._operations.open(self._book.run.run_id, "start", _label(key))
+        if operation is not None:
+            self._operations.mark(operation.number, state, detail)
+
+
+def _label(key: Key) -> str:
+    return f"{key[0]}-{key[1]}"

@@ -1,0 +1,122 @@
+"""`flotilla plan`: what a spec would start, where, and for how much; nothing is started."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from services.common.config import canonical_json, load_spec
+from services.common.errors import ConfigError
+from services.launcher import preflight
+from services.launcher.adapters.sky_prices import prices
+from services.launcher.plan import BadSpecError, Plan, log_path, read_spec
+from services.launcher.ports import BackendError, Launch
+from services.launcher.runs import ROLLOUT, SERVICES, Key
+from services.launcher.sky import candidates, offers, tasks
+from services.launcher.sky.code import FOLDER
+from services.launcher.sky.whole import whole_run
+
+OK, BAD_SPEC = 0, 2
+# Stands for the launcher in names: files are the same wherever they are made.
+_OWNER = "run"
+_HEAD = "# Made by: flotilla plan {spec}{flag} --out {folder}\n"
+
+
+def plan(
+    path: Path, runs: Path, overrides: Sequence[str], out: Path | None, *, one_machine: bool
+) -> int:
+    """Print the plan; its files go to `out`, or to the terminal too."""
+    try:
+        spec = load_spec(path, overrides)
+        read = read_spec(canonical_json(spec))
+        _refuse_wishes(read)
+        asyncio.run(preflight.check(read))
+        _print_machine(read) if one_machine else _print_services(read, runs)
+        found = files(path, spec, read, runs, one_machine=one_machine)
+    except (ConfigError, BadSpecError, BackendError) as error:
+        print(f"error: {error}")
+        return BAD_SPEC
+    if out is None:
+        for name, text in found.items():
+            print(f"\n# {name}\n{text}", end="")
+        return OK
+    flag = " --one-machine" if one_machine else ""
+    out.mkdir(parents=True, exist_ok=True)
+    for name, text in found.items():
+        head = _HEAD.format(spec=path, flag=flag, folder=out)
+        (out / name).write_text(f"{head}{text}", encoding="utf-8")
+        print(f"wrote {out / name}")
+    return OK
+
+
+def files(
+    path: Path, spec: dict[str, Any], read: Plan, runs: Path, *, one_machine: bool
+) -> dict[str, str]:
+    """SkyPilot's task files by name. Further replicas of a service differ from its first in their
+    number alone."""
+    if one_machine:
+        return {f"{read.name}.yaml": offers.dump([whole_run(str(path), spec, read.config)])}
+    site = _offerer().site(_launch(read, runs, (SERVICES[0], 0)), runs / read.name / FOLDER)
+    members = (ROLLOUT,) if read.config.sky.mode == "group" else SERVICES
+    texts = {f"{read.name}-{m}.yaml": offers.dump([tasks.task(site, (m, 0))]) for m in members}
+    if read.config.sky.mode == "cluster":
+        return texts
+    group = tasks.group(site, offers.static_keys(read.config))
+    return {f"{read.name}-group.yaml": offers.dump(group), **texts}
+
+
+def _refuse_wishes(read: Plan) -> None:
+    """At once, and all of them; asking the services takes seconds."""
+    problems = [text for s in SERVICES for text in candidates.check(read.config.sky, s)]
+    if problems:
+        raise BadSpecError("\n".join(problems))
+
+
+def _print_machine(read: Plan) -> None:
+    machines = read.config.sky.learner
+    price = prices().cheapest(machines)
+    shown = ", or ".join(tasks.describe(machine) for machine in machines.candidates)
+    print(f"{read.name}: all services on one machine: {shown}; {_dollars(price)}")
+
+
+def _print_services(read: Plan, runs: Path) -> None:
+    """Services, replicas, candidates, prices, warnings."""
+    sky = read.config.sky
+    kind = "one managed Job Group" if sky.mode == "group" else "a cluster per replica"
+    print(f"{read.name}: {kind}; network {sky.network}")
+    total, known = 0.0, True
+    for service, count in read.config.replicas().items():
+        launch = _launch(read, runs, (service, 0))
+        offer = _offerer().offer(launch, runs / read.name / FOLDER)
+        print(f"  {service} x {count}: {offer.resources}; {_dollars(offer.dollars_per_hour)} each")
+        total += count * (offer.dollars_per_hour or 0.0)
+        known = known and offer.dollars_per_hour is not None
+    beyond = "" if known else ", and what is not known" if total else ""
+    print(f"  in total: {_dollars(total if total or known else None)}{beyond}")
+    for warning in offers.warnings(read.config):
+        print(f"warning: {warning}")
+    if read.config.backend != "sky":
+        print(
+            'note: launcher.backend is "local": flotilla train starts this on this machine;'
+            " --launcher.backend=sky starts it on those"
+        )
+
+
+def _offerer() -> offers.Offerer:
+    return offers.Offerer(_OWNER, prices())
+
+
+def _launch(read: Plan, runs: Path, key: Key) -> Launch:
+    return Launch(
+        run_id=read.name,
+        key=key,
+        command=(),
+        secrets={},
+        log=log_path(runs / read.name, key),
+        spec_json=read.text,
+        config=read.config,
+    )
+
+
+def _dollars(price: float | None) -> str:
+    return "price not known" if price is None else f"${price:.2f}/h"

@@ -1,0 +1,209 @@
+"""`flotilla submit`, `cancel` and `reap`: for machines that ask a launcher and are no part of a
+run, as those of continuous integration are."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import grpc.aio
+from rich.console import Console
+
+from flotilla.launcher.v1 import run_service_pb2 as pb
+from services.common import rpc
+from services.common.config import canonical_json, load_spec
+from services.common.errors import ConfigError
+from services.launcher.console.board import STATE_NAMES, Board
+from services.launcher.console.connection import Connection, LauncherError, connected
+from services.launcher.console.interrupts import InterruptedByUserError, Interrupts
+from services.launcher.console.views import PlainView
+
+OK, FAILED, BAD_SPEC, INTERRUPTED = 0, 1, 2, 130
+_START_TIMEOUT_S = 300.0
+_CALL_S = 30.0
+_WATCH_S = 60.0
+_GRACE_S = 60.0
+_PAUSE_S = 2.0
+# A launcher that has been away for so long is not waited for; its runs go on or end without us.
+_PATIENCE_S = 900.0
+_PASSING = {
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What to submit. The same `request_id` names the same run, however often it is submitted."""
+
+    spec: Path
+    overrides: Sequence[str]
+    request_id: str
+    resume: str = ""
+    summary: Path | None = None
+
+
+def submit(wish: Wish, runs: Path) -> int:
+    """Start a run and follow it to its end. Ctrl-C stops it."""
+
+    async def work(connection: Connection, interrupts: Interrupts) -> int:
+        request = pb.StartRunRequest(
+            request_id=wish.request_id,
+            spec_json=canonical_json(load_spec(wish.spec, wish.overrides)),
+            mode=pb.RUN_MODE_TRAIN,
+            resume_run_id=wish.resume,
+        )
+        try:
+            answer = await interrupts.unless(_start(connection, request))
+            _say(f"Run {answer.run_id}")
+            await interrupts.unless(_follow(connection, answer.run_id))
+        except InterruptedByUserError:
+            await _cancel(connection, wish.request_id, _GRACE_S)
+            return INTERRUPTED
+        return await _conclude(connection, answer.run_id, wish.summary)
+
+    return _with_launcher(runs, work)
+
+
+def cancel(request_id: str, runs: Path, grace_s: float) -> int:
+    """Stop the run that a request began, and see to it that the request begins none later."""
+
+    async def work(connection: Connection, interrupts: Interrupts) -> int:
+        await interrupts.unless(_cancel(connection, request_id, grace_s))
+        return OK
+
+    return _with_launcher(runs, work)
+
+
+def reap(runs: Path) -> int:
+    """End what runs of no run."""
+
+    async def work(connection: Connection, interrupts: Interrupts) -> int:
+        call = connection.stub.Reap(pb.ReapRequest(), timeout=_START_TIMEOUT_S)
+        found = await call
+        for text in found.reaped:
+            _say(f"ended {text}")
+        for run_id in found.suspected_run_ids:
+            _say(f"run {run_id} may have left something: flotilla status {run_id} says what")
+        for text in found.unreachable:
+            _say(f"cannot be asked: {text}")
+        if not (found.reaped or found.suspected_run_ids):
+            _say("nothing runs of no run")
+        return FAILED if found.suspected_run_ids or found.unreachable else OK
+
+    return _with_launcher(runs, work)
+
+
+def _with_launcher(runs: Path, work: Callable[[Connection, Interrupts], Awaitable[int]]) -> int:
+    async def main() -> int:
+        interrupts = Interrupts()
+        with interrupts.caught():
+            async with connected(runs, interrupts, start=True) as connection:
+                return await work(connection, interrupts)
+
+    try:
+        return asyncio.run(main())
+    except ConfigError as error:
+        return _fail(str(error), BAD_SPEC)
+    except LauncherError as error:
+        return _fail(str(error), FAILED)
+    except InterruptedByUserError:
+        return INTERRUPTED
+    except grpc.aio.AioRpcError as error:
+        known = rpc.service_error(error)
+        if known is None:
+            return _fail(f"{error.code().name}: {error.details()}", FAILED)
+        return _fail(known.message, BAD_SPEC if known.reason == "BAD_SPEC" else FAILED)
+
+
+async def _start(connection: Connection, request: pb.StartRunRequest) -> pb.StartRunResponse:
+    """Repeatable: a launcher that is away for a moment is asked again."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return await connection.stub.StartRun(request, timeout=_START_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            if error.code() not in _PASSING or rpc.service_error(error) is not None:
+                raise
+            await _pause(connection, deadline, error)
+
+
+async def _follow(connection: Connection, run_id: str) -> None:
+    """Print what happens until the run has ended, over as many streams as that takes."""
+    board, view, last = Board(), PlainView(Console()), 0
+    deadline = time.monotonic() + _PATIENCE_S
+    while not board.ended:
+        request = pb.WatchRunRequest(run_id=run_id, after_event=last)
+        try:
+            async for event in connection.stub.WatchRun(request, timeout=_WATCH_S):
+                last = event.event
+                deadline = time.monotonic() + _PATIENCE_S
+                if line := board.take(event):
+                    view.line(line)
+                view.update(board)
+        except grpc.aio.AioRpcError as error:
+            if error.code() not in _PASSING:
+                raise
+            if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                await _pause(connection, deadline, error)
+
+
+async def _pause(connection: Connection, deadline: float, error: grpc.aio.AioRpcError) -> None:
+    if not connection.alive() or time.monotonic() > deadline:
+        raise LauncherError("the launcher is gone; its runs are not ended by that") from error
+    await asyncio.sleep(_PAUSE_S)
+
+
+async def _cancel(connection: Connection, request_id: str, grace_s: float) -> None:
+    request = pb.StopRunRequest(request_id=request_id, grace=rpc.duration(grace_s))
+    answer = await connection.stub.StopRun(request, timeout=grace_s + 600.0)
+    if not answer.run_id:
+        _say(f"no run was begun by {request_id}, and none will be")
+        return
+    found = await connection.stub.GetRun(pb.GetRunRequest(run_id=answer.run_id), timeout=_CALL_S)
+    _say(f"run {answer.run_id} {STATE_NAMES[answer.state]}, machines: {_cleanup(found.run)}")
+
+
+async def _conclude(connection: Connection, run_id: str, summary: Path | None) -> int:
+    answer = await connection.stub.GetRun(pb.GetRunRequest(run_id=run_id), timeout=_CALL_S)
+    run = answer.run
+    rows = _rows(run)
+    for label, value in rows:
+        _say(f"{label}: {value}")
+    if summary is not None:
+        lines = ["| | |", "|---|---|", *(f"| {label} | {value} |" for label, value in rows)]
+        with summary.open("a", encoding="utf-8") as file:
+            file.write("\n".join([*lines, ""]) + "\n")
+    if run.error:
+        _say(run.error)
+    return OK if run.state == pb.RUN_STATE_COMPLETED else FAILED
+
+
+def _rows(run: pb.Run) -> list[tuple[str, str]]:
+    outcome = pb.Outcome.Name(run.outcome).removeprefix("OUTCOME_").lower()
+    rows = [
+        ("Run", run.run_id),
+        ("State", STATE_NAMES[run.state]),
+        ("Outcome", outcome),
+        ("Machines", _cleanup(run)),
+        ("Spent", f"${run.cost.accrued:,.2f}"),
+    ]
+    if "eval/all/pass_at_1" in run.metrics:
+        rows.append(("Held-out pass@1", f"{run.metrics['eval/all/pass_at_1']:.1%}"))
+    return rows
+
+
+def _cleanup(run: pb.Run) -> str:
+    return pb.Cleanup.Name(run.cleanup).removeprefix("CLEANUP_").lower().replace("_", " ")
+
+
+def _say(text: str) -> None:
+    Console().print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _fail(message: str, code: int) -> int:
+    _say(f"error: {message}")
+    return code

@@ -1,0 +1,20 @@
+"""Whether SkyPilot is there, answers, and may use the clouds that the spec names."""
+
+import sys
+
+from services.launcher.doctor.children import ask
+from services.launcher.doctor.results import Finding, NotApplicableError
+from services.launcher.doctor.subject import SERVICES, Subject
+
+
+async def clouds(subject: Subject) -> list[Finding]:
+    if subject.backend != "sky":
+        raise NotApplicableError("the run stays on this machine")
+    sky = subject.plan.config.sky
+    machines = {"learner": sky.learner, "env_gateway": sky.env_gateway, "rollout": sky.rollout}
+    wanted = {
+        service: [candidate.infra for candidate in machines[service].candidates]
+        for service in SERVICES
+    }
+    # SkyPilot lies in the launcher's own environment.
+    return await ask(sys.executable, "probes_sky", {"wanted": wanted}, subject.environ)

@@ -1,0 +1,72 @@
+"""Gives back what it is sent, over gRPC as every service speaks it.
+
+The doctor starts some on this machine. To try the way to another machine, start one there by hand,
+`python -m services.launcher.doctor.echo_server --listen HOST:PORT --tls-dir DIR` with the token in
+FLOTILLA_TOKEN, and name it here: `flotilla doctor SPEC --node HOST:PORT --tls-dir DIR`.
+"""
+
+import argparse
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from services.common import rpc
+from services.common.arguments import read_token
+from services.common.errors import ConfigError
+from services.common.tls import Tls, read_tls
+
+SERVICE, METHOD = "flotilla.Doctor", "Echo"
+_GRACE_S = 0.2
+
+
+async def _echo(request: bytes, context: Any) -> bytes:
+    return request
+
+
+async def serve(listen: str, token: str, tls: Tls | None, *, until_eof: bool) -> None:
+    """Serve until SIGTERM, or until standard input ends: so do those that the doctor starts, even
+    where it is killed. Raises ConfigError."""
+    server = rpc.server(token=token)
+    handler = grpc.unary_unary_rpc_method_handler(_echo, bytes, bytes)
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),)
+    )
+    over = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for end in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(end, over.set)
+    if until_eof:
+        loop.add_reader(sys.stdin.fileno(), over.set)
+    async with rpc.serving(server, listen, grace_s=_GRACE_S, tls=tls) as at:
+        at.set_serving(True)
+        print(json.dumps({"address": at.address}), flush=True)
+        await over.wait()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m services.launcher.doctor.echo_server",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT")
+    parser.add_argument("--token-file", type=Path, help="default: $FLOTILLA_TOKEN")
+    parser.add_argument("--tls-dir", type=Path, help="default: $FLOTILLA_TLS")
+    parser.add_argument("--until-eof", action="store_true", help="end with standard input")
+    given = parser.parse_args()
+    try:
+        token, tls = read_token(given.token_file), read_tls(given.tls_dir)
+        asyncio.run(serve(given.listen, token, tls, until_eof=given.until_eof))
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

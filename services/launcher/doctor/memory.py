@@ -1,0 +1,128 @@
+"""Whether the policy fits: the trainer, the engine, and what they need beside it."""
+
+from collections.abc import Iterator
+
+from services.launcher.doctor import budget
+from services.launcher.doctor.budget import Engine, Needs, gib
+from services.launcher.doctor.candidates import Room, rooms
+from services.launcher.doctor.figures import Figures, NoFiguresError, figures
+from services.launcher.doctor.machine import Machine, this_machine
+from services.launcher.doctor.policy import NoPolicyError, policy_folder, without
+from services.launcher.doctor.results import Finding, Status, fail, ok, warn
+from services.launcher.doctor.subject import Subject
+from services.launcher.runs import LEARNER, ROLLOUT
+
+_SMALLER = (
+    "take a larger machine or a smaller policy, or lower learner.rank.pack_tokens,"
+    " learner.rank.processes or rollout.engine.max_num_seqs"
+)
+_LESS_TRAINER = (
+    "set learner.rank.offload_optimizer or gradient_checkpointing, lower pack_tokens, or take GPUs"
+    " with more memory"
+)
+_LESS_ENGINE = (
+    "raise rollout.engine.tensor_parallel or gpu_memory_utilization, lower policy.max_model_len, or"
+    " take GPUs with more memory"
+)
+
+
+async def memory(subject: Subject) -> list[Finding]:
+    try:
+        model = figures(await policy_folder(subject))
+    except NoPolicyError as error:
+        return [without(subject, error)]
+    except NoFiguresError as error:
+        return [fail(str(error), "fetch the model again")]
+    policy = subject.shared.policy
+    trainer = budget.learner(model, policy.dtype, policy.max_model_len, subject.section(LEARNER))
+    engine = budget.engine(model, policy.dtype, policy.max_model_len, subject.section(ROLLOUT))
+    told = ok(_told(model, trainer, engine))
+    if subject.backend == "local":
+        here = await this_machine(subject.folder)
+        replicas = subject.plan.config.replicas()[ROLLOUT]
+        shared = budget.shared_memory(model, policy.dtype)
+        return [told, *_here(here, trainer, engine, replicas, shared)]
+    return [told, *_elsewhere(subject, trainer, engine)]
+
+
+def _told(model: Figures, trainer: Needs, engine: Engine) -> str:
+    near = f"{gib(trainer.device)} a GPU" if trainer.device else f"{gib(trainer.host)} of memory"
+    engines = f"{gib(engine.weights)} of weights and {gib(engine.sequence)} of KV a sequence"
+    return (
+        f"{model.parameters / 1e9:.2f} B parameters; learner {near} ({gib(trainer.estimated)} of it"
+        f" estimated activations), rollout {engines} at up to {engine.max_num_seqs} sequences"
+    )
+
+
+def _here(
+    here: Machine, trainer: Needs, engine: Engine, replicas: int, shared: int
+) -> Iterator[Finding]:
+    host = trainer.host + replicas * engine.host + shared
+    if host > here.memory:
+        what = f"the run takes {gib(host)} of memory, this machine has {gib(here.memory)}"
+        # What is estimated may be wrong: only what is certain refuses a run.
+        sure = host - (0 if trainer.device else trainer.estimated) > here.memory
+        yield (fail if sure else warn)(what, _SMALLER)
+    elif host > here.free_memory:
+        what = f"the run takes {gib(host)} of memory, {gib(here.free_memory)} are free now"
+        yield warn(what, "end what else runs here")
+    if not (trainer.device or engine.gpu):
+        return
+    if not here.gpus:
+        keys = [k for k, gpu in _gpu_keys(trainer, engine) if gpu]
+        cpu = 'set both to the CPU, or launch with launcher.backend = "sky"'
+        yield fail(f"{' and '.join(keys)} ask for a GPU, and there is none here", cpu)
+        return
+    yield from on_gpu(trainer, engine, min(here.gpus), "a GPU of this machine")
+
+
+def _gpu_keys(trainer: Needs, engine: Engine) -> list[tuple[str, bool]]:
+    return [("learner.rank.device", trainer.device > 0), ("rollout.engine.device", engine.gpu)]
+
+
+def _elsewhere(subject: Subject, trainer: Needs, engine: Engine) -> Iterator[Finding]:
+    """Of each service, that at least one of its candidates is large enough."""
+    sky = subject.plan.config.sky
+    for service, machines in ((LEARNER, sky.learner), (ROLLOUT, sky.rollout)):
+        judged = [list(_fits(service, room, trainer, engine)) for room in rooms(machines)]
+        small = [finding for found in judged for finding in found]
+        if any(not found for found in judged):
+            yield from (Finding(Status.WARN, found.detail) for found in small)
+        else:
+            yield from small
+
+
+def _fits(service: str, room: Room, trainer: Needs, engine: Engine) -> Iterator[Finding]:
+    """What is too small about one candidate; nothing where its size is not known."""
+    host = trainer.host if service == LEARNER else engine.host
+    wants_gpu = trainer.device > 0 if service == LEARNER else engine.gpu
+    where = f"{service}: {room.name}"
+    if room.memory and host > room.memory:
+        yield fail(f"{where} has {gib(room.memory)} of memory for {gib(host)}", _SMALLER)
+    if wants_gpu and room.gpus == 0 and room.sized:
+        yield fail(f"{where} has no GPU", f"name accelerators in launcher.sky.{service}")
+    if wants_gpu and room.gpu_memory:
+        only = (trainer, None) if service == LEARNER else (None, engine)
+        yield from on_gpu(*only, room.gpu_memory, where)
+
+
+def on_gpu(
+    trainer: Needs | None, engine: Engine | None, size: int, where: str
+) -> Iterator[Finding]:
+    """What does not fit into a GPU of this size."""
+    if trainer is not None and trainer.device > size:
+        what = f"{where} has {gib(size)} for the learner's {gib(trainer.device)}"
+        yield (fail if trainer.certain > size else warn)(what, _LESS_TRAINER)
+    if engine is None or not engine.gpu:
+        return
+    room = engine.room(size)
+    if room < engine.sequence:
+        left = f"{gib(max(0, room))} for KV" if room > 0 else "nothing for KV"
+        what = (
+            f"{where} ({gib(size)}) leaves {left} beside {gib(engine.weights)} of weights; one"
+            f" sequence of full length takes {gib(engine.sequence)}"
+        )
+        yield fail(what, _LESS_ENGINE)
+    elif room < engine.sequence * min(4, engine.max_num_seqs):
+        what = f"{where} holds KV of {room // engine.sequence} sequences of full length at once"
+        yield warn(f"{what}, of {engine.max_num_seqs} allowed", _LESS_ENGINE)

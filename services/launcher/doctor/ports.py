@@ -1,0 +1,130 @@
+"""Whether what is to be listened on is free, and what is to be reached can be."""
+
+import asyncio
+import secrets
+import socket
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+from urllib.parse import urlsplit
+
+from services.launcher.doctor.results import Finding, NotApplicableError, fail, ok, warn
+from services.launcher.doctor.subject import Subject
+from services.launcher.runs import GATEWAY
+
+_CONNECT_S = 5.0
+_LOOPBACK = "127.0.0.1"
+
+
+async def ports(subject: Subject) -> list[Finding]:
+    taken = [finding for what, port in _fixed(subject) if (finding := _free(what, port))]
+    advertised = await _advertised(subject)
+    problems = [*taken, *advertised]
+    if problems:
+        return problems
+    fixed = ", ".join(f"{port} ({what})" for what, port in _fixed(subject))
+    return [ok(f"free: {fixed}" if fixed else "nothing is bound to a fixed port")]
+
+
+def _fixed(subject: Subject) -> Iterator[tuple[str, int]]:
+    """The ports of this machine that the spec names."""
+    sky = subject.plan.config.sky
+    if subject.backend == "sky":
+        if sky.registry_port:
+            yield "launcher.sky.registry_port", sky.registry_port
+        return
+    backends: Any = subject.sections.get(GATEWAY, {}).get("backends", {})
+    for name in sorted(used_backends(subject)):
+        command = (backends.get(name) or {}).get("command") or ()
+        for option, value in pairwise(command):
+            if option == "--port" and value.isdecimal() and int(value):
+                yield f"env_gateway.backends.{name}.command", int(value)
+
+
+def used_backends(subject: Subject) -> set[str]:
+    """The backends that the gateway's environments use; none where that is not known."""
+    section = subject.sections.get(GATEWAY)
+    if section is None:
+        return set()
+    own = {e["backend"] for e in section["environments"].values() if e["backend"]}
+    return {section["backend"], *own}
+
+
+def _free(what: str, port: int) -> Finding | None:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("0.0.0.0" if what.startswith("launcher.sky") else _LOOPBACK, port))
+        except OSError as error:
+            fix = f"stop what listens there (`ss -ltnp 'sport = :{port}'`), or change {what}"
+            return fail(f"port {port} cannot be had: {error.strerror}", fix)
+    return None
+
+
+async def _advertised(subject: Subject) -> list[Finding]:
+    """Whether a connection to the advertised address arrives at this machine."""
+    sky = subject.plan.config.sky
+    if subject.backend != "sky" or sky.advertise is None:
+        return []
+    word = secrets.token_bytes(16)
+
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(word)
+        await writer.drain()
+        writer.close()
+
+    try:
+        server = await asyncio.start_server(greet, "0.0.0.0", sky.registry_port)
+    except OSError:
+        # The port is taken, which has been said.
+        return []
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        heard = await _heard(sky.advertise, port, len(word))
+    if heard == word:
+        return []
+    fix = (
+        "set launcher.sky.advertise to an address of this machine that the others reach, and open"
+        " the port"
+    )
+    where = f"launcher.sky.advertise {sky.advertise}:{port}"
+    if isinstance(heard, bytes):
+        return [fail(f"{where} is another machine's", fix)]
+    # Many clouds let no machine reach itself by its public address.
+    away = "from here" if sky.network == "private" else "from here, as on clouds without hairpins"
+    say = fail if sky.network == "private" or isinstance(heard, socket.gaierror) else warn
+    return [say(f"{where} cannot be reached {away}: {heard or 'no answer'}", fix)]
+
+
+async def _heard(host: str, port: int, size: int) -> bytes | OSError:
+    try:
+        async with asyncio.timeout(_CONNECT_S):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                return await reader.read(size)
+            finally:
+                writer.close()
+    except TimeoutError:
+        return TimeoutError(f"no answer in {_CONNECT_S:g} s")
+    except OSError as error:
+        return error
+
+
+async def webhook(subject: Subject) -> list[Finding]:
+    """Whether the webhook's host takes a connection; nothing is posted."""
+    variable = subject.plan.config.notify.webhook_env
+    if variable is None:
+        raise NotApplicableError("no webhook is told")
+    url = urlsplit(subject.environ.get(variable, ""))
+    if url.scheme not in ("http", "https") or not url.hostname:
+        fix = f"export {variable}=https://..., or take launcher.notify.webhook_env out"
+        return [fail(f"{variable} is not set to a URL", fix)]
+    try:
+        port = url.port or (443 if url.scheme == "https" else 80)
+    except ValueError:
+        return [fail(f"{variable} has a port that is none", "write https://host:port/path")]
+    heard = await _heard(url.hostname, port, 0)
+    if isinstance(heard, OSError):
+        what = f"{url.hostname}:{port} of {variable} cannot be reached: {heard}"
+        return [fail(what, "correct the URL, or see whether that server runs")]
+    return [ok(f"{url.hostname}:{port} takes connections")]

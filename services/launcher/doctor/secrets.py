@@ -1,0 +1,15 @@
+"""Whether the variables are set that machines are to be given."""
+
+from services.launcher.doctor.results import Finding, NotApplicableError, fail, ok
+from services.launcher.doctor.subject import Subject
+
+
+async def secrets(subject: Subject) -> list[Finding]:
+    names = subject.plan.config.sky.secrets if subject.backend == "sky" else ()
+    if not names:
+        raise NotApplicableError("no variable is to be handed over")
+    blank = [name for name in names if not subject.environ.get(name, "").strip()]
+    if blank:
+        fix = f"export {blank[0]}, or take it out of launcher.sky.secrets"
+        return [fail(f"not set, or blank: {', '.join(blank)}", fix)]
+    return [ok(f"set: {', '.join(names)}")]

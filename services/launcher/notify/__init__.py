@@ -1,0 +1,1 @@
+"""Tells people what becomes of a run."""

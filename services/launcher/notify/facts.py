@@ -1,0 +1,86 @@
+"""Gathers what messages say of a run: from the ledger, its spec, and the files that it has here."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from services.launcher import budget, logs
+from services.launcher.config import LauncherConfig
+from services.launcher.notify.messages import Facts
+from services.launcher.store import StoredRun
+
+ALARMS_FILE = "alarms.jsonl"
+FIRST_LAST = "eval/all/pass_at_1"
+_ALARMS_READ_BYTES = 256 * 1024
+_REPLICA = re.compile(r"(env_gateway|learner|rollout)-\d+\b")
+
+
+def facts_of(
+    stored: StoredRun,
+    config: LauncherConfig,
+    runs: Path,
+    *,
+    before: float | None,
+    now: float,
+    with_log: bool,
+) -> Facts:
+    """`before` is what the first evaluation said."""
+    run, prices = stored.run, stored.prices
+    known = any(prices.values())
+    log = tail(runs / run.run_id, run.error, config.notify.tail_lines) if with_log else ""
+    return Facts(
+        run_id=run.run_id,
+        name=run.name,
+        backend=run.backend,
+        mode=run.mode,
+        wanted=run.wanted,
+        estimate=budget.estimate(prices, run.wanted) if known else None,
+        cost=run.cost,
+        max_cost=config.max_cost,
+        max_hours=config.max_hours,
+        hours=max(0.0, (stored.ended or now) - stored.begun) / 3600,
+        error=run.error,
+        outcome=run.outcome,
+        cleanup=run.cleanup,
+        cleanup_detail=run.cleanup_detail,
+        tracker=tracker_link(stored.spec_json),
+        before=before,
+        after=stored.metrics.get(FIRST_LAST),
+        log=log,
+    )
+
+
+def tail(run_dir: Path, error: str, lines: int) -> str:
+    """The end of the log of the replica that the error names, else of the learner."""
+    named = _REPLICA.match(error)
+    name = named.group(0) if named else "learner-0"
+    return logs.last_lines(run_dir / "logs" / f"{name}.log", lines)
+
+
+def tracker_link(spec_json: str) -> str:
+    """Where wandb shows the run; empty unless the spec names its entity."""
+    learner: Any = json.loads(spec_json or "{}").get("learner", {})
+    tracking: Any = learner.get("tracking", {})
+    if "wandb" not in tracking.get("backends", ()) or not tracking.get("entity"):
+        return ""
+    project = tracking.get("project", "fleet-task-grpo")
+    return f"https://wandb.ai/{tracking['entity']}/{project}"
+
+
+def alarm_said(run_dir: Path, rule: str, scope: str) -> dict[str, str]:
+    """Cause, fix and step of an alarm, where the learner's file is on this machine."""
+    path = run_dir / ALARMS_FILE
+    if not path.exists():
+        return {}
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _ALARMS_READ_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
+    for line in reversed(lines):
+        try:
+            said: Any = json.loads(line)
+        except ValueError:
+            continue
+        if (said.get("alarm"), said.get("scope")) == (rule, scope):
+            return {key: str(said.get(key, "")) for key in ("cause", "fix", "step")}
+    return {}

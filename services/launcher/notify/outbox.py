@@ -1,0 +1,202 @@
+"""Messages that have yet to be sent, in the launcher's ledger, so that no death of it loses one.
+
+A row is identified by (run_id, event, sink): told of an event twice, the outbox keeps one message.
+A row is `sending` before its first byte leaves. Whoever finds one in that state does not know
+whether it arrived, and has to look.
+"""
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from services.common.log import redact
+from services.launcher.notify.messages import Kind, Message
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS outbox (
+  run_id TEXT NOT NULL, event TEXT NOT NULL, sink TEXT NOT NULL, target TEXT NOT NULL,
+  message TEXT NOT NULL, created REAL NOT NULL, state TEXT NOT NULL, attempts INTEGER NOT NULL,
+  due REAL NOT NULL, error TEXT NOT NULL, PRIMARY KEY (run_id, event, sink)
+);
+CREATE TABLE IF NOT EXISTS threads (
+  run_id TEXT NOT NULL, target TEXT NOT NULL, thread TEXT NOT NULL, PRIMARY KEY (run_id, target)
+);
+CREATE TABLE IF NOT EXISTS raised_alarms (
+  run_id TEXT NOT NULL, alarm TEXT NOT NULL, PRIMARY KEY (run_id, alarm)
+);
+CREATE TABLE IF NOT EXISTS first_evaluations (run_id TEXT PRIMARY KEY, pass_at_1 REAL NOT NULL);
+"""
+
+
+class State(StrEnum):
+    """How far a row has come."""
+
+    WAITING = "waiting"
+    SENDING = "sending"
+    SENT = "sent"
+    GIVEN_UP = "given_up"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where messages go: `kind` is slack | webhook. Secrets are named by their variable only."""
+
+    kind: str
+    secret_env: str
+    address: str = ""
+    channel: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A message on its way. `thread` is what earlier letters of the run to this target began."""
+
+    run_id: str
+    event: str
+    target: Target
+    message: Message
+    created: float
+    state: State
+    attempts: int
+    due: float
+    thread: str = ""
+
+    @property
+    def key(self) -> str:
+        """The same for every attempt at this letter, and for no other."""
+        return f"{self.run_id}/{self.event}"
+
+
+class Outbox:
+    """Reads and writes the tables. Has a connection of its own; calls are short and block."""
+
+    def __init__(self, path: Path) -> None:
+        self._db = sqlite3.connect(path, isolation_level=None, timeout=10.0)
+        self._db.row_factory = sqlite3.Row
+        self._db.execute("PRAGMA synchronous=NORMAL")
+        self._db.executescript(_SCHEMA)
+
+    def close(self) -> None:
+        self._db.close()
+
+    def put(
+        self,
+        run_id: str,
+        event: str,
+        message: Message,
+        targets: Sequence[Target],
+        now: float,
+        *,
+        alarm: str = "",
+    ) -> None:
+        """Keep a message for each target, unless that event is there already. Of an `alarm`, note
+        in the same commit that it is raised."""
+        text = redact(json.dumps(asdict(message)))
+        self._db.execute("BEGIN IMMEDIATE")
+        self._db.executemany(
+            "INSERT OR IGNORE INTO outbox VALUES (?, ?, ?, ?, ?, ?, 'waiting', 0, 0, '')",
+            [(run_id, event, at.kind, _place(at), text, now) for at in targets],
+        )
+        if alarm:
+            self._db.execute("INSERT OR IGNORE INTO raised_alarms VALUES (?, ?)", (run_id, alarm))
+        self._db.execute("COMMIT")
+
+    def heads(self) -> list[Letter]:
+        """The oldest unsent letter of each run and target: later ones wait, for their thread."""
+        rows = self._db.execute(
+            "SELECT outbox.*, MIN(outbox.rowid), coalesce(threads.thread, '') AS thread FROM outbox"
+            " LEFT JOIN threads USING (run_id, target)"
+            " WHERE state IN ('waiting', 'sending') GROUP BY run_id, target ORDER BY outbox.rowid"
+        )
+        return [_letter(row) for row in rows.fetchall()]
+
+    def sending(self, letter: Letter) -> None:
+        """Note that it may arrive from now on."""
+        self._update(letter, State.SENDING, letter.attempts + 1, letter.due, "")
+
+    def sent(self, letter: Letter, thread: str) -> None:
+        """It has arrived; the first of a run to a target begins its thread."""
+        self._db.execute("BEGIN IMMEDIATE")
+        self._update(letter, State.SENT, letter.attempts + 1, letter.due, "")
+        self._db.execute(
+            "INSERT OR IGNORE INTO threads VALUES (?, ?, ?)",
+            (letter.run_id, _place(letter.target), thread),
+        )
+        self._db.execute("COMMIT")
+
+    def later(self, letter: Letter, due: float, error: str, *, unsure: bool) -> None:
+        """It goes again at `due`; `unsure` if it may have arrived all the same."""
+        state = State.SENDING if unsure else State.WAITING
+        self._update(letter, state, letter.attempts + 1, due, redact(error))
+
+    def give_up(self, letter: Letter, error: str) -> None:
+        self._update(letter, State.GIVEN_UP, letter.attempts, letter.due, redact(error))
+
+    def _update(self, letter: Letter, state: State, attempts: int, due: float, error: str) -> None:
+        self._db.execute(
+            "UPDATE outbox SET state = ?, attempts = ?, due = ?, error = ?"
+            " WHERE run_id = ? AND event = ? AND sink = ?",
+            (state, attempts, due, error, letter.run_id, letter.event, letter.target.kind),
+        )
+
+    def begun_before(self, run_id: str, event: str) -> bool:
+        """Whether another event has told of this run's start."""
+        row = self._db.execute(
+            "SELECT 1 FROM outbox WHERE run_id = ? AND event != ?"
+            " AND json_extract(message, '$.kind') IN ('started', 'resumed')",
+            (run_id, event),
+        ).fetchone()
+        return row is not None
+
+    def newly_raised(self, run_id: str, raised: set[str]) -> list[str]:
+        """Those of which no letter tells since they were last raised; forgets the others."""
+        rows = self._db.execute("SELECT alarm FROM raised_alarms WHERE run_id = ?", (run_id,))
+        known = {row["alarm"] for row in rows.fetchall()}
+        if known == raised:
+            return []
+        self._db.executemany(
+            "DELETE FROM raised_alarms WHERE run_id = ? AND alarm = ?",
+            [(run_id, alarm) for alarm in known - raised],
+        )
+        return sorted(raised - known)
+
+    def note_evaluation(self, run_id: str, pass_at_1: float) -> None:
+        """The first one of a run stays."""
+        row = (run_id, pass_at_1)
+        self._db.execute("INSERT OR IGNORE INTO first_evaluations VALUES (?, ?)", row)
+
+    def first_evaluation(self, run_id: str) -> float | None:
+        row = self._db.execute(
+            "SELECT pass_at_1 FROM first_evaluations WHERE run_id = ?", (run_id,)
+        ).fetchone()
+        return None if row is None else float(row["pass_at_1"])
+
+
+def _place(target: Target) -> str:
+    return json.dumps(asdict(target), sort_keys=True)
+
+
+def _letter(row: sqlite3.Row) -> Letter:
+    said: Mapping[str, Any] = json.loads(row["message"])
+    message = Message(
+        kind=Kind(said["kind"]),
+        title=said["title"],
+        facts=tuple((label, value) for label, value in said["facts"]),
+        text=said["text"],
+        log=said["log"],
+    )
+    return Letter(
+        run_id=row["run_id"],
+        event=row["event"],
+        target=Target(**json.loads(row["target"])),
+        message=message,
+        created=row["created"],
+        state=State(row["state"]),
+        attempts=row["attempts"],
+        due=row["due"],
+        thread=row["thread"],
+    )

@@ -1,0 +1,1 @@
+"""From a run spec to SkyPilot's tasks, pure: nothing here imports SkyPilot."""

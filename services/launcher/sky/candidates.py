@@ -1,0 +1,101 @@
+"""Which machines an attempt may ask for, and which wishes nobody can fulfil, pure."""
+
+from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT
+from services.launcher.sky_config import Machine, Machines, SkyConfig
+
+# What SkyPilot's clouds cannot do, as of its version 0.14.
+SINGLE_NODE = frozenset({"runpod", "vast", "primeintellect", "hyperbolic", "shadeform", "seeweb"})
+NO_SPOT = frozenset(
+    {"lambda", "slurm", "ssh", "cudo", "do", "fluidstack", "hyperbolic", "paperspace", "shadeform"}
+)
+NO_PORTS = frozenset({"slurm", "hyperbolic", "mithril", "verda"})
+
+
+def machines_of(config: SkyConfig, service: str) -> Machines:
+    """The wish of a service, at the one cloud if the spec names one."""
+    wish, cloud = _wish(config, service), config.cloud
+    if cloud is None:
+        return wish
+    there = [machine for machine in wish.candidates if cloud_of(machine) in ("", cloud)]
+    # Where there is none, `check` has refused.
+    kept = [m if m.infra else m.model_copy(update={"infra": cloud}) for m in there or [Machine()]]
+    return wish.model_copy(update={"ordered" if wish.ordered else "any_of": tuple(kept)})
+
+
+def _wish(config: SkyConfig, service: str) -> Machines:
+    wishes = {LEARNER: config.learner, GATEWAY: config.env_gateway, ROLLOUT: config.rollout}
+    return wishes[service]
+
+
+def cloud_of(machine: Machine) -> str:
+    """`aws` of `aws/us-east-1`; empty where SkyPilot chooses."""
+    cloud = (machine.infra or "").partition("/")[0].lower()
+    return {"k8s": "kubernetes"}.get(cloud, cloud)
+
+
+def check(config: SkyConfig, service: str) -> list[str]:
+    """What is wrong with a service's candidates, each with its key and the way out."""
+    machines = _wish(config, service)
+    key = "any_of" if machines.any_of else "ordered"
+    problems: list[str] = []
+    if machines.num_nodes > 1 and not (machines.any_of or machines.ordered):
+        problems.append(f"launcher.sky.{service}: {_one_machine(machines.num_nodes)}")
+    clouds = {cloud_of(machine) for machine in machines.candidates}
+    if config.cloud is not None and not clouds & {"", config.cloud}:
+        named = ", ".join(sorted(clouds))
+        problems.append(
+            f"launcher.sky.cloud: launcher.sky.{service} has no candidate at {config.cloud!r}; its"
+            f" candidates are at {named}"
+        )
+    for index, machine in enumerate(machines.any_of or machines.ordered):
+        where = f"launcher.sky.{service}.{key}.{index}"
+        problems += [f"{where}: {text}" for text in _refusals(machine, machines, config)]
+    return problems
+
+
+def _refusals(machine: Machine, machines: Machines, config: SkyConfig) -> list[str]:
+    cloud, found = cloud_of(machine), list[str]()
+    if machines.num_nodes > 1 and cloud in SINGLE_NODE:
+        found.append(f"{cloud} has no multi-node clusters; set num_nodes = 1")
+    elif machines.num_nodes > 1:
+        found.append(_one_machine(machines.num_nodes))
+    if machine.use_spot and cloud in NO_SPOT:
+        found.append(f"{cloud} has no spot machines; set use_spot = false")
+    if config.network == "public" and cloud in NO_PORTS:
+        found.append(f'{cloud} opens no ports; set launcher.sky.network = "private"')
+    return found
+
+
+def _one_machine(nodes: int) -> str:
+    return (
+        f"num_nodes = {nodes}: ranks of several machines cannot be joined yet; set num_nodes = 1"
+        " and take a machine with more GPUs, or more replicas"
+    )
+
+
+def of_attempt(machines: Machines, attempt: int) -> Machines:
+    """The candidates of an attempt, counted from 1.
+
+    Within one attempt SkyPilot goes through them by itself, but it pins the tasks of a Job Group to
+    one region each. So each further attempt begins one candidate later, in the order written.
+    """
+    if attempt <= 1 or len(machines.candidates) == 1:
+        return machines
+    turn = (attempt - 1) % len(machines.candidates)
+    turned = machines.candidates[turn:] + machines.candidates[:turn]
+    return Machines(ordered=turned, num_nodes=machines.num_nodes)
+
+
+def shared_infra(config: SkyConfig) -> list[str]:
+    """Why services with candidates on different clouds cannot share a private network."""
+    if config.network == "public":
+        return []
+    services = (LEARNER, GATEWAY, ROLLOUT)
+    clouds = {cloud_of(m) for s in services for m in machines_of(config, s).candidates}
+    if len(clouds - {""}) <= 1:
+        return []
+    return [
+        f'launcher.sky.network is "private", but the candidates are on {", ".join(sorted(clouds))}:'
+        ' machines of different clouds do not reach each other; set network = "public", or name'
+        " one cloud for all services"
+    ]

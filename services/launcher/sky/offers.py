@@ -1,0 +1,113 @@
+"""What a replica on machines would use and cost, pure but for the catalog."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+
+from services.launcher.config import LauncherConfig
+from services.launcher.ports import BackendError, Launch, Offer
+from services.launcher.runs import SERVICES, Key
+from services.launcher.sky import candidates, tasks
+from services.launcher.sky_config import Machine, Machines
+
+# What stands in plans for what is known only once a run has begun.
+REGISTRY_TO_COME = "LAUNCHER:PORT"
+
+
+class Prices(Protocol):
+    """Where prices come from."""
+
+    def cheapest(self, machines: Machines) -> float | None: ...
+
+    def price(self, machine: Machine) -> float | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Offerer:
+    """Makes offers for one launcher; `owner` marks its names."""
+
+    owner: str
+    prices: Prices
+
+    def offer(self, launch: Launch, code: Path) -> Offer:
+        """Raises BackendError where `check` does."""
+        self.check(launch)
+        service = launch.key[0]
+        site = self.site(launch, code)
+        machines = candidates.machines_of(launch.config.sky, service)
+        return Offer(
+            resources=self._describe(machines),
+            task_yaml=dump([tasks.task(site, launch.key)]),
+            dollars_per_hour=self.prices.cheapest(machines),
+        )
+
+    def check(self, launch: Launch) -> None:
+        """Raises BackendError with everything that is wrong with the service's candidates."""
+        problems = candidates.check(launch.config.sky, launch.key[0])
+        if problems:
+            raise BackendError("\n".join(problems))
+
+    def site(self, launch: Launch, code: Path) -> tasks.Site:
+        """What the replicas of a launch's run have in common."""
+        registry = launch.registry or REGISTRY_TO_COME
+        return tasks.site_of(launch, self.owner, registry, str(code))
+
+    def _describe(self, machines: Machines) -> str:
+        each = [self._one(machine) for machine in machines.candidates]
+        if machines.any_of and len(each) > 1:
+            return f"the cheapest of: {'; '.join(each)}"
+        return ", or else ".join(each)
+
+    def _one(self, machine: Machine) -> str:
+        price = self.prices.price(machine)
+        cost = f" (${price:.2f}/h)" if price is not None else ""
+        return f"{tasks.describe(machine)}{cost}"
+
+
+def warnings(config: LauncherConfig) -> list[str]:
+    """What a person should know before money is spent."""
+    found = list(candidates.shared_infra(config.sky))
+    if config.max_hours is None:
+        found.append(
+            "launcher.max_hours is not set: machines end by themselves only after"
+            f" {tasks.UNLIMITED_HOURS:g} h, or when the launcher is silent"
+        )
+    if config.max_cost is None:
+        found.append("launcher.max_cost is not set: nothing bounds what the run may cost")
+    return found
+
+
+def dump(documents: Sequence[dict[str, Any]]) -> str:
+    """YAML as people write it; scripts as blocks."""
+    return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=100)
+
+
+class _Dumper(yaml.SafeDumper):
+    pass
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+def _nothing(dumper: yaml.SafeDumper, _: None) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:null", "")
+
+
+_Dumper.add_representer(str, _text)
+_Dumper.add_representer(type(None), _nothing)
+
+
+def static_keys(config: LauncherConfig) -> list[Key]:
+    """The replicas that a run's group declares."""
+    shape = config.replicas()
+    return [
+        (service, index)
+        for service in SERVICES
+        for index in range(shape[service])
+        if tasks.is_static((service, index))
+    ]

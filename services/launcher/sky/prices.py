@@ -1,0 +1,117 @@
+"""What machines cost, from the catalog that SkyPilot keeps on this machine; SkyPilot not needed."""
+
+import csv
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from services.launcher.sky.candidates import cloud_of
+from services.launcher.sky_config import Machine, Machines
+
+CATALOG_VERSION = "v8"
+_FILE = "vms.csv"
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """SkyPilot's folder, `~/.sky`. Nothing in it is no error: then nobody knows a price."""
+
+    home: Path
+
+    def cheapest(self, machines: Machines) -> float | None:
+        return cheapest(machines, self.price)
+
+    def price(self, machine: Machine) -> float | None:
+        """$/h of one machine; None where the catalog shows none that fits."""
+        cloud, region = cloud_of(machine), _region(machine)
+        if cloud == "slurm":
+            return self._slurm(machine)
+        prices = [
+            price
+            for row in self._rows(cloud)
+            if (not region or row.get("Region") == region) and _fits(row, machine)
+            if (price := _number(row, "SpotPrice" if machine.use_spot else "Price")) is not None
+        ]
+        affordable = [p for p in prices if p <= (machine.max_hourly_cost or float("inf"))]
+        return min(affordable, default=None)
+
+    def _rows(self, cloud: str) -> Iterator[Mapping[str, str]]:
+        folder = self.home / "catalogs" / CATALOG_VERSION
+        for path in sorted(folder.glob(f"{cloud or '*'}/{_FILE}")):
+            with path.open(newline="", encoding="utf-8") as file:
+                yield from csv.DictReader(file)
+
+    def _slurm(self, machine: Machine) -> float | None:
+        """A cluster's own prices per CPU, GiB and GPU, as its users agreed on them."""
+        pricing = self._config().get("slurm", {}).get("pricing")
+        if not pricing:
+            return None
+        name, count = _accelerator(machine)
+        cores, memory = _least(machine.cpus) or 0, _least(machine.memory) or 0
+        gpus = (pricing.get("accelerators") or {}).get(name, 0) * count
+        return gpus + pricing.get("cpu", 0) * cores + pricing.get("memory", 0) * memory
+
+    def _config(self) -> Mapping[str, Any]:
+        path = self.home / "config.yaml"
+        if not path.exists():
+            return {}
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else {}
+
+
+def cheapest(machines: Machines, price: Callable[[Machine], float | None]) -> float | None:
+    """$/h of the candidate that would be taken if all were to be had."""
+    found = [price(machine) for machine in machines.candidates]
+    if machines.ordered:
+        return found[0]
+    return min((each for each in found if each is not None), default=None)
+
+
+def _region(machine: Machine) -> str:
+    return [*(machine.infra or "").split("/"), ""][1]
+
+
+def _fits(row: Mapping[str, str], machine: Machine) -> bool:
+    name, count = _accelerator(machine)
+    if name:
+        same = row.get("AcceleratorName", "").lower() == name.lower()
+        if not same or _number(row, "AcceleratorCount") != count:
+            return False
+    elif row.get("AcceleratorName"):
+        return False
+    wishes = ((machine.cpus, "vCPUs"), (machine.memory, "MemoryGiB"))
+    return all(_enough(_number(row, column), wish) for wish, column in wishes)
+
+
+def _accelerator(machine: Machine) -> tuple[str, float]:
+    name, _, count = (machine.accelerators or "").partition(":")
+    return name, float(count or 1)
+
+
+def _enough(has: float | None, wish: str | None) -> bool:
+    least = _least(wish)
+    if least is None:
+        return True
+    if has is None:
+        return False
+    return has >= least if (wish or "").endswith("+") else has == least
+
+
+def _least(wish: str | None) -> float | None:
+    """4 of `4+`. SkyPilot also knows `4x`, per CPU, which says nothing about the sum."""
+    text = (wish or "").removesuffix("+")
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _number(row: Mapping[str, str], column: str) -> float | None:
+    text = row.get(column) or ""
+    try:
+        return float(text)
+    except ValueError:
+        return None

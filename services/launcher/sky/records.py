@@ -1,0 +1,129 @@
+"""What SkyPilot says of jobs and clusters, in the launcher's words, and what it means, pure."""
+
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from services.launcher.sky import names
+
+
+class Stage(StrEnum):
+    """Where a replica's job is on its way."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    # Its machine was taken away; SkyPilot looks for another.
+    RECOVERING = "recovering"
+    ENDING = "ending"
+    DONE = "done"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+    # The machine was there, and could not be made ready.
+    FAILED_SETUP = "failed_setup"
+    # No machine was to be had.
+    NO_CAPACITY = "no_capacity"
+    # No machine could be had, ever: the request is wrong.
+    REFUSED = "refused"
+
+    @property
+    def over(self) -> bool:
+        return self not in (Stage.WAITING, Stage.RUNNING, Stage.RECOVERING, Stage.ENDING)
+
+
+# By the names of SkyPilot's ManagedJobStatus and, for clusters of their own, JobStatus.
+_STAGES = {
+    "PENDING": Stage.WAITING,
+    "SUBMITTED": Stage.WAITING,
+    "STARTING": Stage.WAITING,
+    "INIT": Stage.WAITING,
+    "SETTING_UP": Stage.RUNNING,
+    "RUNNING": Stage.RUNNING,
+    "WINDING_DOWN": Stage.RUNNING,
+    "RECOVERING": Stage.RECOVERING,
+    "CANCELLING": Stage.ENDING,
+    "SUCCEEDED": Stage.DONE,
+    "CANCELLED": Stage.CANCELLED,
+    "FAILED": Stage.FAILED,
+    "FAILED_DRIVER": Stage.FAILED,
+    "FAILED_SETUP": Stage.FAILED_SETUP,
+    "FAILED_PRECHECKS": Stage.REFUSED,
+    "FAILED_NO_RESOURCE": Stage.NO_CAPACITY,
+    "FAILED_CONTROLLER": Stage.FAILED_SETUP,
+}
+_BACKOFF = "ALIVE_BACKOFF"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One task of a managed job. `task` names its replica; `name` the group or the job itself."""
+
+    job_id: int
+    name: str
+    task: str
+    status: str
+    schedule: str = ""
+    cluster: str = ""
+    where: str = ""
+    reason: str = ""
+
+    @property
+    def stage(self) -> Stage:
+        found = _STAGES.get(self.status, Stage.WAITING)
+        # SkyPilot would go on for ever; the launcher has other candidates and a budget.
+        waits = found is Stage.WAITING and self.schedule == _BACKOFF
+        return Stage.NO_CAPACITY if waits else found
+
+    @property
+    def over(self) -> bool:
+        """Whether SkyPilot has ended it too."""
+        return _STAGES.get(self.status, Stage.WAITING).over
+
+    @property
+    def goes_on(self) -> bool:
+        return not self.over and self.stage is not Stage.ENDING
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Machines as SkyPilot's table has them; with them the jobs of its managed jobs."""
+
+    name: str
+    status: str
+    managed: bool = False
+    where: str = ""
+
+
+def stage_of(status: str) -> Stage:
+    """The stage of a plain cluster's job."""
+    return _STAGES.get(status, Stage.WAITING)
+
+
+def newest(jobs: Iterable[Job], task: str, since: int = 0) -> Job | None:
+    """The last job of a replica; earlier ones are of its earlier starts."""
+    found = [job for job in jobs if job.task == task and job.job_id >= since]
+    return max(found, key=lambda job: job.job_id, default=None)
+
+
+def open_group(jobs: Iterable[Job], groups: Container[str], learner: str) -> int | None:
+    """The id of a run's group by its possible names, while its learner goes on: only then may
+    others join it."""
+    found = [j.job_id for j in jobs if j.name in groups and j.task == learner and j.goes_on]
+    return max(found, default=None)
+
+
+def live_groups(jobs: Iterable[Job], groups: Container[str]) -> list[int]:
+    """The ids of a run's groups of which anything is left."""
+    return sorted({job.job_id for job in jobs if job.name in groups and not job.over})
+
+
+def of_run(name: str, owner: str, run_id: str) -> bool:
+    owned = names.parse(name)
+    return owned is not None and (owned.owner, owned.run) == (owner, names.run_mark(run_id))
+
+
+def unowned(name: str, owner: str, active: Iterable[str]) -> bool:
+    """Whether a name is this launcher's, and of none of its active runs."""
+    owned = names.parse(name)
+    if owned is None or owned.owner != owner:
+        return False
+    return owned.run not in {names.run_mark(run_id) for run_id in active}

@@ -1,0 +1,54 @@
+"""Which secrets the machines of a service get, by name; their values never come here."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from services.common.arguments import TOKEN_VARIABLE
+from services.common.tls import TLS_VARIABLE
+from services.launcher.config import LauncherConfig
+from services.launcher.runs import GATEWAY, LEARNER
+
+# What every service gets from the launcher: who it is within the run.
+IDENTITY = (TOKEN_VARIABLE, TLS_VARIABLE)
+_FLEET_DEFAULT, _WANDB = "FLEET_API_KEY", "WANDB_API_KEY"
+_VARIABLE = re.compile(r"\$([A-Z][A-Z0-9_]*)")
+
+
+def of_service(spec: Mapping[str, Any], config: LauncherConfig, service: str) -> tuple[str, ...]:
+    """The names in order: the identity, what the service's section names, what the spec adds."""
+    section: Mapping[str, Any] = spec.get(service, {})
+    named = [*_variables(section)]
+    if service == GATEWAY:
+        named += _of_backends(section)
+    if service == LEARNER and "wandb" in section.get("tracking", {}).get("backends", []):
+        named.append(_WANDB)
+    return tuple(dict.fromkeys((*IDENTITY, *named, *config.sky.secrets)))
+
+
+def _variables(value: Any) -> Iterator[str]:
+    """`$NAME` as a whole string, wherever it stands."""
+    if isinstance(value, str):
+        found = _VARIABLE.fullmatch(value)
+        if found is not None:
+            yield found[1]
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _variables(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _variables(item)
+
+
+def _of_backends(section: Mapping[str, Any]) -> list[str]:
+    """API keys of the environments that are used; one served by a command of ours needs none."""
+    environments: Mapping[str, Mapping[str, Any]] = section.get("environments", {})
+    used = {section.get("backend"), *(e.get("backend") for e in environments.values())}
+    named: list[str] = []
+    for backend in sorted(name for name in used if name):
+        options: Mapping[str, Any] = section.get("backends", {}).get(backend, {})
+        default = _FLEET_DEFAULT if backend == "fleet" else None
+        variable = options.get("api_key_env", default)
+        if variable and not options.get("command"):
+            named.append(variable)
+    return named

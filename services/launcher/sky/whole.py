@@ -1,0 +1,59 @@
+"""A whole run on one machine, as a task for plain `sky launch`: nothing else need be installed."""
+
+from typing import Any
+
+from services.launcher.config import LauncherConfig
+from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT
+from services.launcher.sky import secret_names, tasks
+
+# Of the task's environment and the override of the run that each becomes, where it is not empty.
+CHOICES = {
+    "MODALITY": "learner.select.modality",
+    "ENV_KEYS": "learner.select.env_keys",
+    "DIFFICULTY": "learner.select.difficulty",
+    "MAX_TASKS": "learner.select.max_tasks",
+    "DATA_VERSION": "learner.select.data_version",
+}
+RESUME = "RESUME_RUN_NAME"
+# Without it, wandb keeps what it is told on the machine.
+_OPTIONAL_SECRETS = ("WANDB_API_KEY",)
+
+
+def whole_run(spec_path: str, spec: dict[str, Any], config: LauncherConfig) -> dict[str, Any]:
+    """The task, on the learner's candidates. Secrets are given by `--secret NAME`; those that are
+    empty here may be left out."""
+    sky = config.sky
+    machine = tasks.resources_of(sky.learner)
+    machine["autostop"] = {"idle_minutes": sky.idle_minutes, "down": True, "wait_for": "jobs"}
+    return {
+        "name": spec["name"],
+        "resources": machine,
+        "workdir": ".",
+        "envs": dict.fromkeys((*CHOICES, RESUME), ""),
+        "secrets": _secrets(spec, config),
+        "setup": f"set -e\n{sky.setup}\n",
+        "run": _script(spec_path, config),
+    }
+
+
+def _secrets(spec: dict[str, Any], config: LauncherConfig) -> dict[str, str | None]:
+    """Services of one machine make their own token."""
+    found: dict[str, str | None] = {}
+    for service in (GATEWAY, LEARNER, ROLLOUT):
+        for name in secret_names.of_service(spec, config, service):
+            if name not in secret_names.IDENTITY:
+                found[name] = "" if name in _OPTIONAL_SECRETS else None
+    return found
+
+
+def _script(spec_path: str, config: LauncherConfig) -> str:
+    lines = ["CHOSEN=()", f'[ -z "${RESUME}" ] || CHOSEN+=("${RESUME}" --resume)']
+    lines += [f'[ -z "${name}" ] || CHOSEN+=("--{key}=${name}")' for name, key in CHOICES.items()]
+    limit = tasks.hard_limit_s(config)
+    lines.append(
+        f"timeout --kill-after=60 {limit} {config.sky.python} -m services.launcher.cli train"
+        f' {spec_path} "${{CHOSEN[@]}}"'
+    )
+    return (
+        "\n".join(['export PYTHONPATH="$PWD:$PWD/gen${PYTHONPATH:+:$PYTHONPATH}"', *lines]) + "\n"
+    )

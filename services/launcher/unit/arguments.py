@@ -1,0 +1,80 @@
+"""The watcher's command line."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.launcher.adopt import RUN_ID
+from services.launcher.runs import SERVICES, Key
+
+# Where AWS and GCP alike tell a machine about itself.
+METADATA_URL = "http://169.254.169.254"
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """A parsed command line; `command` starts the service, without its secrets."""
+
+    config: Path
+    key: Key
+    run_id: str
+    run_dir: Path
+    registry: str
+    resume: bool
+    metadata_url: str
+    notice_file: Path | None
+    command: tuple[str, ...]
+
+
+def parse_arguments(argv: Sequence[str]) -> Arguments:
+    """Exits with code 2 and a message on a wrong command line."""
+    parser = _parser()
+    known = parser.parse_args(argv)
+    command: list[str] = known.command
+    if not RUN_ID.fullmatch(known.run_id):
+        parser.error(f"--run-id {known.run_id!r}: use up to 128 of a-z 0-9 . _ -")
+    if known.num_nodes != 1:
+        parser.error(
+            f"--num-nodes {known.num_nodes}: a replica runs on one machine; ranks of several"
+            " machines cannot be joined yet, so set num_nodes = 1 in [launcher.sky] and take a"
+            " machine with more GPUs, or more replicas"
+        )
+    if not command:
+        parser.error("no command: end with `-- python -m services.SERVICE --config SPEC ...`")
+    return Arguments(
+        config=known.config,
+        key=(known.service, known.replica),
+        run_id=known.run_id,
+        run_dir=known.run_dir.absolute(),
+        registry=known.registry,
+        resume=known.resume,
+        metadata_url=known.metadata_url,
+        notice_file=known.notice_file,
+        command=tuple(command),
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m services.launcher.unit",
+        description=__doc__,
+        epilog="FLOTILLA_TOKEN and FLOTILLA_TLS are taken from the environment and handed to the"
+        " command in files. Exit codes: the command's own; 69 the launcher was silent for too"
+        " long, 75 the machine is taken away, 2 wrong configuration or nothing to resume from."
+        " SIGTERM drains; a second one ends the command at once.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--config", type=Path, required=True, metavar="SPEC", help="run spec, outside of RUN_DIR")
+    add("--service", required=True, choices=SERVICES)
+    add("--replica", type=int, required=True, help="its number among its equals")
+    add("--run-id", required=True)
+    add("--run-dir", type=Path, required=True, help="where files of the run go on this machine")
+    add("--registry", required=True, metavar="HOST:PORT", help="the launcher's, of this run")
+    add("--resume", action="store_true", help="the run has begun: never begin it anew here")
+    add("--num-nodes", type=int, default=1, help="machines of this replica")
+    add("--notice-file", type=Path, help="a file that appears when the machine is taken away")
+    add("--metadata-url", default=METADATA_URL, help="asked on machines that are spot")
+    add("command", nargs="*", metavar="COMMAND", help="after --: what starts the service")
+    return parser

@@ -1,0 +1,73 @@
+"""The part of RegistryService that watchers on other machines call."""
+
+from collections.abc import Mapping
+
+from grpc import StatusCode
+
+from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
+from services.common.rpc import duration
+from services.launcher import codec, runs
+from services.launcher.launcher import Launcher, refuse
+from services.launcher.plan import log_path
+from services.launcher.ports import UnitPhase, UnitReport
+from services.launcher.spool import MAX_CHUNK_BYTES, GapError, Spool
+from services.launcher.supervise import Supervisor
+
+_PHASES: Mapping["registry_pb.UnitPhase.ValueType", UnitPhase] = {
+    registry_pb.UNIT_PHASE_SETUP: UnitPhase.SETUP,
+    registry_pb.UNIT_PHASE_RUNNING: UnitPhase.RUNNING,
+    registry_pb.UNIT_PHASE_PREEMPTED: UnitPhase.PREEMPTED,
+    registry_pb.UNIT_PHASE_EXITED: UnitPhase.EXITED,
+}
+
+
+def report(
+    supervisor: Supervisor, request: registry_pb.ReportUnitRequest
+) -> registry_pb.ReportUnitResponse:
+    """Take a watcher's report; the answer renews its lease. Raises ReplacedError."""
+    key = (request.service, request.replica)
+    # What a newer watcher may say beyond these, it says of a machine that runs.
+    phase = _PHASES.get(request.phase, UnitPhase.RUNNING)
+    how = runs.Exit(request.exit_code, request.tail) if phase is UnitPhase.EXITED else None
+    command = supervisor.report(
+        key,
+        request.incarnation,
+        UnitReport(phase, how, request.hostname, request.restarts),
+    )
+    return registry_pb.ReportUnitResponse(
+        command=codec.COMMANDS[command],
+        lease=duration(supervisor.config.sky.unit_lease_s),
+        begun=supervisor.has_trained(),
+    )
+
+
+class Spools:
+    """The logs that are pushed to this launcher."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+        self._open: dict[tuple[str, runs.Key], Spool] = {}
+
+    def push(self, request: registry_pb.PushLogsRequest) -> registry_pb.PushLogsResponse:
+        """Append a piece; what it has twice is skipped. A run's last words come after its end."""
+        if len(request.chunk) > MAX_CHUNK_BYTES:
+            message = f"{len(request.chunk)} bytes: push at most {MAX_CHUNK_BYTES} at a time"
+            raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_LOG", message)
+        spool = self._spool(request.run_id, (request.service, request.replica))
+        try:
+            position = spool.append(request.incarnation, request.position, request.chunk)
+        except GapError as error:
+            facts = {"position": str(error.position)}
+            raise refuse(StatusCode.FAILED_PRECONDITION, "LOG_GAP", str(error), facts) from error
+        return registry_pb.PushLogsResponse(position=position)
+
+    def _spool(self, run_id: str, key: runs.Key) -> Spool:
+        spool = self._open.get((run_id, key))
+        if spool is None:
+            stored = self._launcher.get(run_id)
+            if key[0] not in stored.run.wanted:
+                message = f"run {run_id} has no service {key[0]!r}"
+                raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_LOG", message)
+            spool = Spool(log_path(self._launcher.folder / run_id, key))
+            self._open[(run_id, key)] = spool
+        return spool

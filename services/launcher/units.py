@@ -1,0 +1,66 @@
+"""What the watchers on other machines say, pure: newest incarnation wins."""
+
+from dataclasses import dataclass
+
+from services.launcher.ports import UnitPhase, UnitReport
+from services.launcher.registry import ReplacedError
+from services.launcher.runs import Key
+
+# Of a watcher whose machine is taken away.
+EXIT_PREEMPTED = 75
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    incarnation: str
+    report: UnitReport
+
+
+class Units:
+    """The watchers of one run."""
+
+    def __init__(self) -> None:
+        self._heard: dict[Key, _Heard] = {}
+        self._replaced: set[str] = set()
+
+    def take(self, key: Key, incarnation: str, report: UnitReport) -> UnitReport | None:
+        """Note a report; returns the one before. Raises ReplacedError for one that has a
+        successor on another machine."""
+        if incarnation in self._replaced:
+            raise ReplacedError(incarnation)
+        known = self._heard.get(key)
+        self._heard[key] = _Heard(incarnation, report)
+        if known is None or known.incarnation == incarnation:
+            return known.report if known else None
+        self._replaced.add(known.incarnation)
+        return None
+
+    def last(self, key: Key) -> UnitReport | None:
+        """What a replica's newest watcher said last."""
+        known = self._heard.get(key)
+        return known.report if known else None
+
+    def forget(self, key: Key) -> None:
+        """Its machine is gone, or somebody else's by now."""
+        known = self._heard.pop(key, None)
+        if known is not None:
+            self._replaced.add(known.incarnation)
+
+
+def news(key: Key, before: UnitReport | None, report: UnitReport) -> str:
+    """What people want to read of a report; empty when it is nothing new."""
+    label = f"{key[0]}-{key[1]}"
+    if before is not None and report.restarts > before.restarts:
+        return f"{label} was started again on {report.hostname} ({report.restarts})"
+    if before is not None and before.phase is report.phase:
+        return ""
+    # One that drained faster than it was told of.
+    preempted = report.exit is not None and report.exit.code == EXIT_PREEMPTED
+    lost = preempted and (before is None or before.phase is not UnitPhase.PREEMPTED)
+    match UnitPhase.PREEMPTED if lost else report.phase:
+        case UnitPhase.SETUP:
+            return f"{label} has the machine {report.hostname}"
+        case UnitPhase.PREEMPTED:
+            return f"{label} loses its machine {report.hostname}, and drains"
+        case UnitPhase.RUNNING | UnitPhase.EXITED:
+            return ""

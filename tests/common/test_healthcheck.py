@@ -1,0 +1,71 @@
+"""What a container engine is told of a service's health."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from services.common import rpc
+from services.common.healthcheck import ask, main
+from services.common.tls import TLS_VARIABLE, Tls
+from tests.common.echo import TOKEN
+from tests.common.outsiders import run
+
+
+async def asked(address: str, *options: str, **variables: str) -> tuple[int, str]:
+    """Exit code and output of the command itself."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.common.healthcheck", "--address", address, *options),
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | variables,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, output.decode().strip()
+
+
+async def test_a_service_is_healthy_from_when_it_serves_until_it_drains() -> None:
+    async with rpc.serving(rpc.server(token=TOKEN), "127.0.0.1:0") as serving:
+        assert await asked(serving.address) == (1, f"{serving.address}: it says NOT_SERVING")
+        serving.set_serving(True)
+        nowhere = ("--tls-dir", "/nowhere")
+        assert await asked(serving.address, *nowhere) == (0, f"{serving.address}: serving")
+        serving.set_serving(False)
+        assert "NOT_SERVING" in await ask(serving.address, None, 5.0)
+    assert await ask(serving.address, None, 5.0) == "nothing listens there (any more)"
+
+
+async def test_under_tls_it_shows_the_services_own_certificate(tmp_path: Path) -> None:
+    tls = run().tls("learner")
+    for name, content in (("ca", tls.ca), ("cert", tls.certificate), ("key", tls.key)):
+        (tmp_path / f"{name}.pem").write_bytes(content)
+    async with rpc.serving(rpc.server(token=TOKEN), "127.0.0.1:0", tls=tls) as serving:
+        serving.set_serving(True)
+        said = (0, f"{serving.address}: serving")
+        assert await asked(serving.address, "--tls-dir", str(tmp_path)) == said
+        assert await asked(serving.address, **{TLS_VARIABLE: tls.to_text()}) == said
+
+
+@pytest.mark.parametrize(
+    ("shown", "reason"),
+    [
+        (None, "wants TLS (--tls-dir)"),
+        (run().tls("rollout"), "another service of the run answers at this address"),
+    ],
+)
+async def test_who_shows_something_else_is_told_why(shown: Tls | None, reason: str) -> None:
+    own = run().tls("learner")
+    async with rpc.serving(rpc.server(token=TOKEN), "127.0.0.1:0", tls=own) as serving:
+        serving.set_serving(True)
+        assert reason in await ask(serving.address, shown, 5.0)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "192.0.2.1:50051"])
+def test_a_wrong_question_is_told_apart_from_a_service_that_is_ill(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--address", address]) == 2
+    assert capsys.readouterr().err.startswith("error: ")

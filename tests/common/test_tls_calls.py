@@ -1,0 +1,192 @@
+"""Calls under TLS: who is talked to, and what a caller learns when it is not."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf.wrappers_pb2 import StringValue
+
+from flotilla.launcher.v1 import registry_service_pb2_grpc as pb_grpc
+from services.common import rpc
+from services.common.errors import ConfigError
+from services.common.membership import Identity, Membership, Status
+from services.common.peers import Peers
+from services.common.tls import Tls, likely_cause
+from tests.common import echo
+from tests.common.conftest import until
+from tests.common.outsiders import (
+    RUN,
+    beyond_loopback,
+    other_run,
+    run,
+)
+from tests.common.registry import FakeRegistry, contract
+
+
+@asynccontextmanager
+async def echo_at(host: str, service: str | None) -> AsyncGenerator[str]:
+    server = rpc.server(token=echo.TOKEN)
+    echo.add(server)
+    tls = run().tls(service) if service else None
+    async with rpc.serving(server, f"{host}:0", tls=tls, grace_s=0.0) as serving:
+        yield serving.address
+
+
+async def test_all_kinds_of_calls_work_under_tls() -> None:
+    async with (
+        echo_at(beyond_loopback(), "env_gateway") as address,
+        rpc.channel(
+            address, token=echo.TOKEN, tls=run().tls("rollout"), peer="env_gateway"
+        ) as channel,
+    ):
+        assert await echo.say(channel, "x") == "x"
+        said = [StringValue(value=str(n)) for n in range(3)]
+        counted = echo.method(channel, "Count", "unary_stream")(StringValue(value="3"))
+        assert [one.value async for one in counted] == ["0", "1", "2"]
+        joined = await echo.method(channel, "Join", "stream_unary")(iter(said))
+        assert joined.value == "0,1,2"
+        repeated = echo.method(channel, "Repeat", "stream_stream")(iter(said))
+        assert [one.value async for one in repeated] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("serves", "calls", "peer", "cause"),
+    [
+        ("learner", run().tls("rollout"), "env_gateway", "another service of the run"),
+        (None, run().tls("rollout"), "learner", "it speaks plain text"),
+        ("learner", other_run().tls("rollout"), "learner", "its certificate is of another run"),
+        ("learner", None, "", "wants TLS (--tls-dir)"),
+    ],
+)
+async def test_a_caller_is_told_what_is_likely_wrong(
+    serves: str | None, calls: Tls | None, peer: str, cause: str
+) -> None:
+    async with echo_at("127.0.0.1", serves) as address:
+        channel = rpc.channel(address, token=echo.TOKEN, wait_for_ready=False, tls=calls, peer=peer)
+        async with channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await echo.say(channel, "x", timeout=10)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert cause in likely_cause(caught.value.details())
+
+
+def test_a_text_that_says_nothing_has_no_cause() -> None:
+    assert likely_cause("Deadline Exceeded") == likely_cause(None) == ""
+
+
+async def test_a_channel_under_tls_must_know_whom_to_expect() -> None:
+    with pytest.raises(ValueError, match="whose certificate"):
+        rpc.plain_channel("127.0.0.1:7", tls=run().tls("rollout"))
+
+
+@asynccontextmanager
+async def registry(fake: FakeRegistry) -> AsyncGenerator[str]:
+    server = rpc.server(token=echo.TOKEN)
+    pb_grpc.add_RegistryServiceServicer_to_server(fake, server)
+    at = rpc.serving(server, f"{beyond_loopback()}:0", tls=run().tls("launcher"), grace_s=0)
+    async with at as serving:
+        yield serving.address
+
+
+def registry_channel(address: str, tls: Tls) -> grpc.aio.Channel:
+    return rpc.channel(address, token=echo.TOKEN, wait_for_ready=False, tls=tls, peer="launcher")
+
+
+async def test_a_peer_is_found_by_its_registry_and_known_by_its_name() -> None:
+    fake = FakeRegistry()
+    async with (
+        echo_at(beyond_loopback(), "learner") as address,
+        registry(fake) as at,
+        registry_channel(at, run().tls("rollout")) as channel,
+    ):
+        fake.peers = {0: address}
+        peers = Peers(
+            token=echo.TOKEN,
+            run_id=RUN,
+            registry=contract(),
+            registry_channel=channel,
+            tls=run().tls("rollout"),
+        )
+        assert await echo.say(await peers.channel("learner"), "found") == "found"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await echo.say(await peers.channel("env_gateway"), "x", timeout=10)
+        assert "another service" in likely_cause(caught.value.details())
+        await peers.close()
+
+
+async def test_a_peer_beyond_loopback_is_refused_to_who_has_no_tls() -> None:
+    fake, server = FakeRegistry(), rpc.server(token=echo.TOKEN)
+    fake.peers = {0: "192.0.2.200:7"}
+    pb_grpc.add_RegistryServiceServicer_to_server(fake, server)
+    async with (
+        rpc.serving(server, "127.0.0.1:0", grace_s=0) as serving,
+        rpc.channel(serving.address, token=echo.TOKEN) as channel,
+    ):
+        peers = Peers(token=echo.TOKEN, run_id=RUN, registry=contract(), registry_channel=channel)
+        with pytest.raises(ConfigError, match=r"refusing to call 192\.0\.2\.200:7"):
+            await peers.channel("learner")
+        await peers.close()
+
+
+class Member:
+    """A rollout's membership, and what it was told to do."""
+
+    def __init__(self, channel: grpc.aio.Channel, clock: Callable[[], float]) -> None:
+        self.drained: list[str] = []
+        self._membership = Membership(
+            Identity(RUN, "rollout", 0, "i"),
+            contract(),
+            channel,
+            status=Status,
+            drain=self.drained.append,
+            stop=lambda _: None,
+            clock=clock,
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        task = asyncio.create_task(self._membership.run("192.0.2.9:7"))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_member_registers_under_tls() -> None:
+    fake = FakeRegistry()
+    async with (
+        registry(fake) as at,
+        registry_channel(at, run().tls("rollout")) as channel,
+        Member(channel, lambda: 0.0).running(),
+    ):
+        await until(lambda: bool(fake.heartbeats))
+    assert fake.registered[0].address == "192.0.2.9:7"
+
+
+async def test_a_member_with_another_runs_certificate_drains_and_says_why() -> None:
+    fake: Any = FakeRegistry()
+    times = iter(range(0, 10**6, 1000))
+    async with registry(fake) as at, registry_channel(at, other_run().tls("rollout")) as channel:
+        member = Member(channel, lambda: float(next(times)))
+        async with asyncio.timeout(15), member.running():
+            while not member.drained:  # noqa: ASYNC110 (nobody there to set an event)
+                await asyncio.sleep(0.01)
+    assert "its certificate is of another run" in member.drained[0]
+    assert fake.registered == []
+
+
+async def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(variable, "http://127.0.0.1:9")
+    for variable in ("no_proxy", "no_grpc_proxy", "NO_PROXY"):
+        monkeypatch.delenv(variable, raising=False)
+    async with (
+        echo_at(beyond_loopback(), "learner") as address,
+        rpc.channel(address, token=echo.TOKEN, tls=run().tls("rollout"), peer="learner") as channel,
+    ):
+        assert await echo.say(channel, "direct", timeout=5) == "direct"

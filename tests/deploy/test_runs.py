@@ -1,0 +1,115 @@
+"""The run specs of deploy/runs: what they ask for exists; what cannot be done yet is refused."""
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.common.config import canonical_json, load_spec
+from services.launcher import plan as plans
+from services.launcher import preflight
+from services.launcher.console.prepare import parse_all
+from services.launcher.plan import BadSpecError, Plan
+from services.launcher.sky.candidates import check, shared_infra
+
+ROOT = Path(__file__).parents[2]
+SPECS = sorted((ROOT / "deploy/runs").glob("*.toml"))
+STEMS = [path.stem for path in SPECS]
+# Those that ask SkyPilot for machines, at once or with --launcher.backend=sky.
+ELSEWHERE = [path for path in SPECS if "[launcher.sky" in path.read_text()]
+SERVICES = ("learner", "env_gateway", "rollout")
+
+
+def spec_of(path: Path, *overrides: str) -> dict[str, Any]:
+    return load_spec(path, overrides)
+
+
+def plan_of(path: Path, *overrides: str) -> Plan:
+    return plans.read_spec(canonical_json(spec_of(path, *overrides)))
+
+
+def test_the_specs_that_are_promised_are_there() -> None:
+    promised = {"local", "tiny-slurm", "openenv-fleet-grpo", "qwen3-8b", "qwen3-32b", "vl-8b"}
+    assert promised <= set(STEMS)
+
+
+@pytest.mark.parametrize("path", SPECS, ids=STEMS)
+def test_a_run_has_the_name_of_its_file(path: Path) -> None:
+    assert spec_of(path)["name"].replace("_", "-") == path.stem.replace("_", "-")
+
+
+@pytest.mark.parametrize("path", SPECS, ids=STEMS)
+def test_what_is_prepared_is_prepared_by_modules_that_are_there(path: Path) -> None:
+    for prepare in parse_all(spec_of(path)):
+        program, option, module, *_ = prepare.command
+        assert (program, option) == ("python", "-m")
+        assert importlib.util.find_spec(module) is not None
+
+
+@pytest.mark.parametrize("path", SPECS, ids=STEMS)
+def test_every_task_file_is_prepared_by_the_spec_itself(path: Path) -> None:
+    spec = spec_of(path)
+    files = {spec["learner"]["tasks"]} | {each["tasks"] for each in spec["learner"]["eval"]["sets"]}
+    words = {word for prepare in parse_all(spec) for word in prepare.command}
+    assert files <= words
+
+
+@pytest.mark.parametrize("path", SPECS, ids=STEMS)
+def test_no_price_is_written_down(path: Path) -> None:
+    """Prices change; `flotilla plan` asks for them."""
+    assert not re.search(r"\$ ?\d|USD|per hour", path.read_text())
+
+
+@pytest.mark.parametrize("path", SPECS, ids=STEMS)
+def test_figures_of_gpu_memory_say_that_they_are_computed(path: Path) -> None:
+    text = path.read_text()
+    assert not re.search(r"\d GB", text) or "computed, not measured" in text
+
+
+@pytest.mark.parametrize("path", SPECS, ids=STEMS)
+def test_the_commands_of_a_header_name_the_file_itself_and_keys_that_exist(path: Path) -> None:
+    commands = re.findall(
+        r"^# +((?:flotilla|python) [^#\n]*(?:\\\n# +[^\n]*)*)", path.read_text(), re.M
+    )
+    assert commands
+    for command in commands:
+        words = command.replace("\\\n#", " ").split()
+        assert f"deploy/runs/{path.name}" in words
+        plan_of(path, *(word for word in words if re.match(r"--[\w.]+=", word)))
+
+
+@pytest.mark.parametrize("path", ELSEWHERE, ids=[path.stem for path in ELSEWHERE])
+def test_machines_are_asked_for_that_clouds_have(path: Path) -> None:
+    sky = plan_of(path).config.sky
+    assert [problem for service in SERVICES for problem in check(sky, service)] == []
+    assert shared_infra(sky) == []
+    command = sky.setup.split()
+    assert command[0] == "make" or (ROOT / command[1]).is_file()
+
+
+@pytest.mark.parametrize("path", ELSEWHERE, ids=[path.stem for path in ELSEWHERE])
+def test_what_rents_gpus_has_an_end(path: Path) -> None:
+    config = plan_of(path).config
+    machines = [getattr(config.sky, service).candidates for service in SERVICES]
+    if any(machine.accelerators for candidates in machines for machine in candidates):
+        assert config.max_hours is not None
+
+
+async def test_the_vision_run_is_refused_before_it_is_started_with_what_is_missing() -> None:
+    path = ROOT / "deploy/runs/vl-8b.toml"
+    with pytest.raises(BadSpecError) as caught:
+        await preflight.check(plan_of(path))
+    said = str(caught.value)
+    assert "rollout: error" in said
+    assert "the engine is not given pictures yet" in said
+    assert "set images = false" in said
+    # Everything else of it is right: these two lines are what the vision work has to make true.
+    await preflight.check(plan_of(path, "--rollout.images=false"))
+
+
+def test_what_does_not_train_yet_says_so_in_its_first_lines() -> None:
+    for stem in ("qwen3-32b", "vl-8b"):
+        head = (ROOT / f"deploy/runs/{stem}.toml").read_text().splitlines()[:2]
+        assert "IT DOES NOT TRAIN YET" in " ".join(head)

@@ -1,0 +1,163 @@
+"""A runs folder with a cloud, and launchers that come and go; the tests are the run's services."""
+
+import asyncio
+import json
+import sqlite3
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from flotilla.launcher.v1 import registry_service_pb2, registry_service_pb2_grpc
+from flotilla.launcher.v1 import run_service_pb2 as pb
+from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
+from services.common import rpc
+from services.launcher import address_file, identity
+from services.launcher.rows import StoredRun
+from services.launcher.store import Store
+from tests.faults.launcher_kills.file_cloud import FileCloud
+from tests.launcher.harness import REPOSITORY, spec
+
+SERVICES = ("env_gateway", "learner", "rollout")
+_ACCEPTING = dict.fromkeys(SERVICES, "tests.launcher.accepts")
+_WAIT_S = 20.0
+
+
+@dataclass(slots=True)
+class Folder:
+    """One runs folder. At most one launcher process serves it."""
+
+    runs: Path
+    cloud: FileCloud
+    hold: Path
+    run_id: str = ""
+    process: asyncio.subprocess.Process | None = None
+    _beats: dict[str, asyncio.Task[None]] = field(default_factory=dict[str, asyncio.Task[None]])
+
+    async def launch(self) -> None:
+        """Start a launcher and wait until it serves."""
+        self.process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.faults.launcher_kills.launcher_process"),
+            *(str(self.runs), str(self.hold.parent)),
+            cwd=REPOSITORY,
+        )
+        await self.until(lambda: address_file.read(self.runs) is not None)
+
+    async def kill(self) -> None:
+        """As the kernel would, short of memory."""
+        assert self.process is not None
+        self.process.kill()
+        await self.process.wait()
+
+    async def begin(self, **launcher: Any) -> None:
+        config = {"modules": _ACCEPTING, "clean_s": 10.0, **launcher}
+        provision = {"provision": {"backoff_s": 0.05, "attempts": 3}}
+        text = json.dumps(spec(launcher={"sky": provision, **config}))
+        request = pb.StartRunRequest(request_id="1", spec_json=text)
+        async with self._stub() as stub:
+            self.run_id = (await stub.StartRun(request)).run_id
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        request = pb.StopRunRequest(run_id=self.run_id, grace=rpc.duration(grace_s))
+        async with self._stub() as stub:
+            await stub.StopRun(request, timeout=_WAIT_S)
+
+    async def get(self) -> pb.Run:
+        async with self._stub() as stub:
+            return (await stub.GetRun(pb.GetRunRequest(run_id=self.run_id))).run
+
+    @asynccontextmanager
+    async def _stub(self) -> AsyncGenerator[Any]:
+        address = address_file.read(self.runs)
+        assert address is not None
+        async with rpc.channel(address.address, token=address.token) as channel:
+            yield RunServiceStub(channel)
+
+    def stored(self) -> StoredRun:
+        store = Store(self.runs / "launcher.sqlite")
+        found = store.get(self.run_id)
+        store.close()
+        assert found is not None
+        return found
+
+    def ledger(self, query: str) -> list[tuple[Any, ...]]:
+        db = sqlite3.connect(self.runs / "launcher.sqlite")
+        try:
+            return db.execute(query).fetchall()
+        finally:
+            db.close()
+
+    def ledger_write(self, statement: str) -> None:
+        """Make the ledger wrong, while no launcher runs."""
+        db = sqlite3.connect(self.runs / "launcher.sqlite")
+        with db:
+            db.execute(statement)
+        db.close()
+
+    async def until(self, reached: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + _WAIT_S
+        while not reached():
+            if time.monotonic() > deadline:
+                run = self.stored().run if self.run_id else None
+                raise AssertionError(f"waited {_WAIT_S} s in vain; the run is {run}")
+            await asyncio.sleep(0.03)
+
+    async def reached(self, *states: str) -> None:
+        await self.until(lambda: self.stored().run.state in states)
+
+    async def ended(self) -> StoredRun:
+        await self.until(lambda: self.stored().run.state.ended)
+        return self.stored()
+
+    def serve(self, *services: str) -> None:
+        """Register and beat as replicas 0 of these services, whatever launcher is there."""
+        for service in services or SERVICES:
+            self._beats[service] = asyncio.create_task(self._beat(service))
+
+    async def _beat(self, service: str) -> None:
+        messages = registry_service_pb2
+        who: dict[str, Any] = {
+            "run_id": self.run_id,
+            "service": service,
+            "replica": 0,
+            "incarnation": f"{service}-x",
+        }
+        while True:
+            stored, member = self.stored(), identity.load_run(self.runs, self.run_id)
+            if stored.registry and member is not None:
+                async with rpc.channel(stored.registry, token=member.token) as channel:
+                    stub: Any = registry_service_pb2_grpc.RegistryServiceStub(channel)
+                    try:
+                        request = messages.RegisterRequest(**who, address="127.0.0.1:9", pid=1)
+                        await stub.Register(request, timeout=0.5)
+                        beat = messages.HeartbeatRequest(**who, phase="serving", serving=True)
+                        await stub.Heartbeat(beat, timeout=0.5)
+                    except grpc.aio.AioRpcError:
+                        # No launcher at present, or none that wants this replica.
+                        await asyncio.sleep(0.05)
+            await asyncio.sleep(0.1)
+
+    async def close(self) -> None:
+        for beat in self._beats.values():
+            beat.cancel()
+        await asyncio.gather(*self._beats.values(), return_exceptions=True)
+        if self.process is not None and self.process.returncode is None:
+            self.process.terminate()
+            await asyncio.wait_for(self.process.wait(), _WAIT_S)
+
+
+@asynccontextmanager
+async def opened(tmp_path: Path) -> AsyncGenerator[Folder]:
+    runs, cloud = tmp_path / "runs", tmp_path / "cloud"
+    runs.mkdir()
+    folder = Folder(runs, FileCloud(cloud), cloud / "hold")
+    try:
+        await folder.launch()
+        yield folder
+    finally:
+        await folder.close()

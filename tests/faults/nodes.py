@@ -1,0 +1,90 @@
+"""The three services of a run as processes under TLS, on an address that others could reach."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.launcher import identity
+from tests.common.outsiders import RUN, beyond_loopback, run
+from tests.faults.harness import ROLLOUT
+
+_START_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A service that serves: its process, and where."""
+
+    process: asyncio.subprocess.Process
+    address: str
+
+
+class Nodes:
+    """Starts services of one run, each with its own part of the run's identity."""
+
+    def __init__(self, folder: Path, spec: Mapping[str, Any]) -> None:
+        self.folder = folder / RUN
+        self._spec = folder / "spec.json"
+        self._spec.write_text(json.dumps(spec))
+        identity.store_run(folder, run())
+        self._identity = identity.folder_of(folder, RUN)
+        self._started: list[asyncio.subprocess.Process] = []
+
+    async def start(self, service: str, *arguments: str) -> Node:
+        """Until it serves. Its log is `SERVICE.log`."""
+        module = ROLLOUT if service == "rollout" else f"services.{service}"
+        log = self.folder.with_name(f"{service}.log")
+        with log.open("wb") as file:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", module, "--config", str(self._spec)),
+                *("--run-id", RUN, "--run-dir", str(self.folder)),
+                *("--listen", f"{beyond_loopback()}:0"),
+                *("--tls-dir", str(self._identity / service)),
+                *("--token-file", str(self._identity / "token")),
+                *arguments,
+                env={**os.environ, "FLOTILLA_TOKEN": ""},
+                stdin=asyncio.subprocess.DEVNULL,
+                stderr=file,
+            )
+        self._started.append(process)
+        return Node(process, await _serving(process, log))
+
+    async def end(self) -> None:
+        for process in self._started:
+            if process.returncode is None:
+                process.terminate()
+        for process in self._started:
+            await process.wait()
+
+
+@asynccontextmanager
+async def nodes(folder: Path, spec: Mapping[str, Any]) -> AsyncGenerator[Nodes]:
+    """What is started is ended with the block."""
+    made = Nodes(folder, spec)
+    try:
+        yield made
+    finally:
+        await made.end()
+
+
+async def _serving(process: asyncio.subprocess.Process, log: Path) -> str:
+    """The address that a process says it serves at."""
+    async with asyncio.timeout(_START_S):
+        while process.returncode is None:
+            if address := _address(log):
+                return address
+            await asyncio.sleep(0.05)
+    raise AssertionError(f"it ended with code {process.returncode}; see {log}")
+
+
+def _address(log: Path) -> str | None:
+    for line in log.read_bytes().splitlines(keepends=True):
+        if b'"event": "serving"' in line and line.endswith(b"\n"):
+            return json.loads(line)["address"]
+    return None

@@ -1,0 +1,160 @@
+"""What a run costs, by a clock that jumps as it likes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.launcher import budget
+from services.launcher.config import LauncherConfig, ServiceShape
+from services.launcher.ports import Tick, Verdict
+from services.launcher.runs import Cost, Outcome, Replica, Run, RunState, Unit
+
+SERVICES = ("env_gateway", "learner", "rollout")
+PRICES = {"env_gateway": 0.5, "learner": 8.0, "rollout": 2.0}
+
+
+def run_of(live: dict[str, int], state: RunState = RunState.RUNNING) -> Run:
+    """A run with so many started replicas of each service, and one that is not started."""
+    found = [
+        Replica(service, index, unit=Unit("u"))
+        for service, count in live.items()
+        for index in range(count)
+    ]
+    waiting = Replica("rollout", 99)
+    run = Run("demo-1", "demo", live, state=state)
+    return run.put([*found, waiting])
+
+
+def tick(
+    passed_s: float,
+    *,
+    live: dict[str, int] | None = None,
+    cost: Cost | None = None,
+    age_s: float | None = None,
+    state: RunState = RunState.RUNNING,
+    **config: float,
+) -> Tick:
+    return Tick(
+        run=run_of({"learner": 1} if live is None else live, state),
+        config=LauncherConfig.model_validate(config),
+        prices=PRICES,
+        cost=cost or Cost(),
+        passed_s=passed_s,
+        age_s=passed_s if age_s is None else age_s,
+    )
+
+
+def test_a_started_replica_costs_its_price_for_its_time() -> None:
+    verdict = budget.meter(tick(1800.0, live={"learner": 1, "rollout": 2}))
+    assert verdict == Verdict(
+        Cost(pytest.approx(6.0), 12.0, {"learner": 4.0, "rollout": 2.0})  # pyright: ignore[reportArgumentType]
+    )
+
+
+LIVE = st.fixed_dictionaries({service: st.integers(0, 4) for service in SERVICES})
+MOMENTS = st.lists(st.tuples(LIVE, st.floats(0, 10_000)), max_size=12)
+
+
+def spend(moments: list[tuple[dict[str, int], float]]) -> Cost:
+    cost = Cost()
+    for live, passed_s in moments:
+        cost = budget.meter(tick(passed_s, live=live, cost=cost)).cost
+    return cost
+
+
+@given(MOMENTS)
+def test_what_is_accrued_is_price_times_uptime_of_every_replica(
+    moments: list[tuple[dict[str, int], float]],
+) -> None:
+    cost = spend(moments)
+    wanted = sum(
+        PRICES[service] * count * passed_s / 3600
+        for live, passed_s in moments
+        for service, count in live.items()
+    )
+    assert cost.accrued == pytest.approx(wanted)
+    assert cost.accrued == pytest.approx(sum(cost.by_service.values()))
+
+
+@given(MOMENTS, st.integers(1, 5))
+def test_it_does_not_matter_how_often_it_is_counted(
+    moments: list[tuple[dict[str, int], float]], pieces: int
+) -> None:
+    """Nor, then, that a launcher dies and its successor goes on from what is written."""
+    finer = [(live, passed / pieces) for live, passed in moments for _ in range(pieces)]
+    assert spend(finer).accrued == pytest.approx(spend(moments).accrued)
+
+
+@given(MOMENTS, LIVE, st.floats(-10_000, 10_000))
+def test_what_is_accrued_never_falls_not_even_with_a_clock_that_runs_backwards(
+    moments: list[tuple[dict[str, int], float]], live: dict[str, int], passed_s: float
+) -> None:
+    before = spend(moments)
+    after = budget.accrue(run_of(live), PRICES, before, passed_s)
+    assert after.accrued >= before.accrued
+    assert all(after.by_service[name] >= value for name, value in before.by_service.items())
+
+
+@given(st.lists(st.floats(1, 2_000), max_size=60), st.floats(1, 20))
+def test_a_run_is_warned_once_and_stopped_at_the_first_count_over_its_budget(
+    lengths: list[float], max_cost: float
+) -> None:
+    cost, age_s, warnings = Cost(), 0.0, 0
+    for passed_s in lengths:
+        age_s += passed_s
+        verdict = budget.meter(tick(passed_s, cost=cost, age_s=age_s, max_cost=max_cost))
+        cost = verdict.cost
+        warnings += "80% of launcher.max_cost" in verdict.note
+        assert (verdict.stop is Outcome.BUDGET) == (cost.accrued >= max_cost)
+        if verdict.stop:
+            break
+    assert warnings <= 1
+    assert warnings == 1 or cost.accrued < 0.8 * max_cost or cost.accrued >= max_cost
+
+
+def test_a_run_whose_hours_are_over_is_stopped_and_one_that_ends_is_left_alone() -> None:
+    late = tick(60.0, age_s=7200.0, max_hours=2.0)
+    assert budget.meter(late).stop is Outcome.DEADLINE
+    assert "2.0 h of 2.0 h" in budget.meter(late).note
+    ending = tick(60.0, age_s=7200.0, max_hours=2.0, state=RunState.DRAINING)
+    assert budget.meter(ending) == Verdict(budget.meter(late).cost)
+
+
+def test_machines_without_a_price_cost_nothing_and_run_for_ever() -> None:
+    free = Tick(run_of({"learner": 1}), LauncherConfig(max_cost=0.01), {}, Cost(), 1e6, 1e6)
+    assert budget.meter(free) == Verdict(Cost(0.0, 0.0, {"learner": 0.0}))
+    assert budget.metrics(budget.meter(free).cost, {}) == {}
+
+
+@pytest.mark.parametrize(
+    ("max_cost", "accrued", "starts"),
+    [(None, 99.0, True), (12.5, 0.0, True), (12.49, 0.0, False), (20.0, 8.1, False)],
+)
+def test_a_run_starts_only_if_one_hour_of_it_fits_into_what_is_left(
+    max_cost: float | None, accrued: float, starts: bool
+) -> None:
+    config = LauncherConfig(max_cost=max_cost, rollout=ServiceShape(replicas=2))
+    if starts:
+        budget.check(config, PRICES, accrued)
+        return
+    with pytest.raises(budget.OverBudgetError) as caught:
+        budget.check(config, PRICES, accrued)
+    message = str(caught.value)
+    assert message.startswith("launcher.max_cost: one hour costs $12.50")
+    assert "1 learner at $8.00, 2 rollout at $2.00" in message
+    assert ("are spent" in message) == bool(accrued)
+
+
+def test_a_run_that_has_spent_its_budget_does_not_start_again_even_where_nothing_costs() -> None:
+    with pytest.raises(budget.OverBudgetError, match="no prices"):
+        budget.check(LauncherConfig(max_cost=5.0), {}, 5.0)
+
+
+def test_the_learner_is_told_what_a_thousand_trajectories_cost() -> None:
+    cost = Cost(3.0, 12.0)
+    assert budget.metrics(cost, {budget.TRAJECTORIES: 600.0}) == {
+        "cost/accrued": 3.0,
+        "cost/per_hour": 12.0,
+        "cost/per_1000_trajectories": 5.0,
+    }
+    assert "cost/per_1000_trajectories" not in budget.metrics(cost, {})

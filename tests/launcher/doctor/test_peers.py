@@ -1,0 +1,147 @@
+"""Nodes, environments and clouds that do not answer as they should."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from environments.tasks import make_task
+from services.common.arguments import TOKEN_VARIABLE
+from services.common.tls import TLS_VARIABLE
+from services.launcher.adapters.probes_sky import judge
+from services.launcher.doctor.results import Status
+from services.launcher.identity import mint_run
+from tests.launcher.doctor.support import (
+    ROOT,
+    double,
+    probed,
+    says,
+    spec,
+    subject,
+)
+
+TOKEN = "a-token-for-tests-that-is-long-enough"
+
+
+@contextmanager
+def echo_of(**secret: str) -> Generator[str]:
+    """The address of an echo that was started by hand."""
+    command = [sys.executable, "-m", "services.launcher.doctor.echo_server", "--until-eof"]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, env={**os.environ, **secret}, cwd=ROOT, **pipes) as process:
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline())["address"]
+        process.communicate()
+
+
+async def test_an_echo_of_another_run_or_with_another_token_is_told(
+    policy: Path, tasks: Path, tmp_path: Path
+) -> None:
+    theirs, ours = mint_run("theirs").tls("learner"), mint_run("ours").tls("rollout")
+    about = subject(spec(policy, tasks), tmp_path, **{TOKEN_VARIABLE: TOKEN})
+    with echo_of(**{TOKEN_VARIABLE: TOKEN, TLS_VARIABLE: theirs.to_text()}) as at:
+        result = await probed("echo", replace(about, nodes=(at,), tls=ours))
+        says(result, Status.FAIL, at, "with --tls-dir of the same run")
+    with echo_of(**{TOKEN_VARIABLE: "another-token-that-is-long-enough"}) as at:
+        result = await probed("echo", replace(about, nodes=(at,)))
+        says(result, Status.FAIL, at, "UNAUTHENTICATED", "with the same FLOTILLA_TOKEN")
+
+
+async def test_a_node_where_nothing_listens_is_told(
+    policy: Path, tasks: Path, tmp_path: Path
+) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        port = listener.getsockname()[1]
+    about = subject(spec(policy, tasks), tmp_path, **{TOKEN_VARIABLE: TOKEN})
+    result = await probed("echo", replace(about, nodes=(f"127.0.0.1:{port}",)))
+    says(result, Status.FAIL, f"127.0.0.1:{port} does not answer", "firewalls")
+
+
+@pytest.mark.parametrize("backend", ["local", "sky"])
+async def test_nodes_hear_each_other_in_clear_here_and_under_tls_elsewhere(
+    policy: Path, tasks: Path, tmp_path: Path, backend: str
+) -> None:
+    about = subject(spec(policy, tasks, f"launcher.backend={backend}"), tmp_path)
+    how = "in clear" if backend == "local" else "under TLS"
+    says(await probed("echo", about), Status.OK, f"gave 1048576 bytes back {how}")
+
+
+async def test_an_interface_that_gloo_does_not_find_is_named(
+    policy: Path, tasks: Path, tmp_path: Path
+) -> None:
+    about = subject(spec(policy, tasks), tmp_path, GLOO_SOCKET_IFNAME="nowhere0")
+    result = await probed("ring", about)
+    says(result, Status.FAIL, "gloo ring of 2", "GLOO_SOCKET_IFNAME is 'nowhere0'", "lo")
+
+
+async def test_an_environment_that_cannot_be_opened_is_named_and_the_others_show_their_tools(
+    policy: Path, tmp_path: Path
+) -> None:
+    known, unknown = make_task("booking", "train", 0), make_task("tracker", "train", 0)
+    path = tmp_path / "tasks.json"
+    path.write_text(json.dumps([known, {**unknown, "env_id": "teleporter"}]))
+    result = await probed("tools", subject(spec(policy, path), tmp_path))
+    says(result, Status.FAIL, "teleporter cannot be opened", "correct env_gateway.backends")
+    says(result, Status.FAIL, "booking: 4 tools (book_room,")
+    assert not children()
+
+
+def children() -> list[str]:
+    """Gateways that this process has started and not ended."""
+    found = psutil.Process().children(recursive=True)
+    return [" ".join(p.cmdline()) for p in found if "services.env_gateway" in p.cmdline()]
+
+
+async def test_a_backend_that_does_not_start_is_told_in_its_own_words(
+    policy: Path, tasks: Path, tmp_path: Path
+) -> None:
+    command = json.dumps([sys.executable, "-c", "raise SystemExit('no licence')"])
+    short = ("env_gateway.open_timeout_s=1.0", "env_gateway.close_timeout_s=1.0")
+    content = spec(policy, tasks, "env_gateway.backend=mcp", *short)
+    content["env_gateway"]["backends"] = {
+        "mcp": {"command": json.loads(command), "instances": True}
+    }
+    says(await probed("tools", subject(content, tmp_path)), Status.FAIL, "booking cannot be opened")
+
+
+async def test_skypilot_that_is_not_installed_is_told_with_what_installs_it(
+    policy: Path, tasks: Path, tmp_path: Path
+) -> None:
+    content = spec(policy, tasks, "launcher.backend=sky")
+    result = await probed("clouds", subject(content, tmp_path))
+    says(result, Status.FAIL, "SkyPilot is not installed here", "make sky")
+
+
+async def test_an_api_server_that_does_not_answer_is_told(
+    policy: Path, tasks: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "sky.py").write_text("")
+    content = spec(policy, tasks, "launcher.backend=sky")
+    with double(lambda *_: (503, {})) as url:
+        environ = {
+            "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT), str(ROOT / "gen")]),
+            "SKYPILOT_API_SERVER_ENDPOINT": url,
+        }
+        result = await probed("clouds", subject(content, tmp_path, **environ))
+    says(result, Status.FAIL, f"does not answer at {url}", "sky api start")
+
+
+def test_clouds_that_are_not_enabled_fail_where_no_candidate_is_left() -> None:
+    wanted: dict[str, list[str | None]] = {
+        "learner": ["lambda/us-east-1"],
+        "rollout": ["lambda", "slurm/box"],
+    }
+    findings = judge(wanted, {"slurm"})
+    assert [finding.status for finding in findings] == [Status.FAIL, Status.WARN]
+    assert findings[0].detail == "learner: not enabled: lambda; see `sky check lambda`"
+    assert judge(wanted, set())[0].detail.startswith("no cloud is enabled; give SkyPilot")
+    assert judge({"learner": [None]}, {"aws"})[0].status is Status.OK

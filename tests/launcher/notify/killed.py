@@ -1,0 +1,92 @@
+"""A program that tells Slack of the start and the end of a run; of N runs, one after the other.
+
+It tells of run K in a process that is killed at its K-th step, then in another that is not. A step
+is whatever lasts: a write to the ledger, before and behind it, and a request to Slack. Arguments:
+folder, URL of the API, N.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from services.launcher.adapters.slack import Slack, trusted
+from services.launcher.notify.messages import Kind, Message
+from services.launcher.notify.outbox import Letter, Outbox, Target
+from services.launcher.notify.post import Post
+from tests.launcher.notify.slack_double import CHANNEL_ID, TOKEN
+
+
+class Countdown:
+    """Counts steps, and kills at the last."""
+
+    def __init__(self, steps: int) -> None:
+        self._left = steps
+
+    def step(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def around(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        def call(*given: Any, **named: Any) -> Any:
+            self.step()
+            result = method(*given, **named)
+            self.step()
+            return result
+
+        return call
+
+
+class MortalSlack(Slack):
+    """Dies before or behind a request."""
+
+    countdown: Countdown
+
+    async def send(self, letter: Letter) -> str:
+        self.countdown.step()
+        thread = await super().send(letter)
+        self.countdown.step()
+        return thread
+
+
+async def tell(folder: Path, url: str, run_id: str, countdown: Countdown) -> None:
+    outbox = Outbox(folder / "launcher.sqlite")
+    for name in ("put", "sending", "sent", "later"):
+        setattr(outbox, name, countdown.around(getattr(outbox, name)))
+    MortalSlack.countdown = countdown
+    post = Post(outbox, lambda target: MortalSlack(target, TOKEN), first_pause_s=0.01)
+    target = Target("slack", "SLACK_BOT_TOKEN", url, CHANNEL_ID)
+    for event, kind in (("state/1/0", Kind.STARTED), ("state/9/0", Kind.COMPLETED)):
+        outbox.put(run_id, event, Message(kind, kind.value), [target], time.time())
+        await post.deliver()
+    await post.close()
+    outbox.close()
+
+
+def status_of(folder: Path, url: str, run_id: str, steps: int) -> int:
+    """How a process ended that tells of the run: 0, or that it was killed."""
+    child = os.fork()
+    if child == 0:
+        asyncio.run(tell(folder, url, run_id, Countdown(steps)))
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def main(folder: Path, url: str, steps: int) -> None:
+    trusted()
+    for step in range(1, steps + 1):
+        assert status_of(folder, url, f"run-{step}", step) == -signal.SIGKILL
+        assert status_of(folder, url, f"run-{step}", 0) == 0
+    assert status_of(folder, url, "run-0", steps + 1) == 0, "there are more steps"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -1,0 +1,286 @@
+"""What of a run becomes a message, and to whom it goes."""
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from services.launcher.adapters.slack import Slack, text_of
+from services.launcher.adapters.webhook import Webhook
+from services.launcher.notify.messages import Facts, Kind, Message, of_spending, of_state
+from services.launcher.notify.notifier import Notifier, targets_of
+from services.launcher.notify.outbox import Letter, Outbox, Target
+from services.launcher.notify.post import Post
+from services.launcher.notify.sinks import Sink
+from services.launcher.notify_config import NotifyConfig, SlackConfig
+from services.launcher.runs import Cleanup, Cost, Outcome, Run, RunState
+from services.launcher.store import Store
+from tests.launcher.notify.slack_double import CHANNEL_ID, TOKEN, SlackDouble, slack
+
+RUN = "demo-20261121-120000"
+FACTS = Facts(
+    run_id=RUN,
+    name="demo",
+    backend="sky",
+    wanted={"learner": 1, "rollout": 2},
+    estimate=12.5,
+    max_cost=100.0,
+    max_hours=24.0,
+)
+
+
+def facts(**changes: Any) -> Facts:
+    return replace(FACTS, **changes)
+
+
+def test_the_start_says_what_runs_where_and_what_it_may_cost() -> None:
+    (message,) = of_state(RunState.PREFLIGHT, facts(tracker="https://wandb.ai/team/project"))
+    text = text_of(message)
+    assert message.kind is Kind.STARTED
+    for part in (RUN, "1 learner, 2 rollout", "sky", "https://wandb.ai/team/project"):
+        assert part in text
+    assert "$12.50 an hour, $300.00 in 24 h; stops at $100.00" in text
+
+
+def test_a_resumed_run_is_not_a_new_one() -> None:
+    (message,) = of_state(RunState.PREFLIGHT, FACTS, resumed=True)
+    assert message.kind is Kind.RESUMED
+
+
+def test_the_end_says_what_was_learnt_and_what_became_of_the_machines() -> None:
+    done = facts(
+        outcome=Outcome.COMPLETED, cleanup=Cleanup.VERIFIED, before=0.12, after=0.55, cost=Cost(7.0)
+    )
+    (message,) = of_state(RunState.COMPLETED, done)
+    text = text_of(message)
+    assert "12.0% → 55.0%" in text
+    assert "*Machines:* verified" in text
+    assert "$7.00" in text
+
+
+def test_a_failure_carries_the_end_of_the_log_in_bounds() -> None:
+    failed = facts(error="learner-0 exited with code 1", log="line <&>\n" * 5_000)
+    (message,) = of_state(RunState.FAILED, failed)
+    text = text_of(message)
+    assert "learner-0 exited with code 1" in text
+    assert text.endswith("line &lt;&amp;&gt;\n```")
+    assert len(text) < 10_000
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        (Outcome.STOPPED, "Run cancelled"),
+        (Outcome.BUDGET, "budget is spent"),
+        (Outcome.DEADLINE, "time is up"),
+    ],
+)
+def test_a_stop_says_why(outcome: Outcome, words: str) -> None:
+    (message,) = of_state(RunState.STOPPED, facts(outcome=outcome, cleanup=Cleanup.VERIFIED))
+    assert words in message.title
+
+
+def test_a_suspected_leak_is_a_message_of_its_own() -> None:
+    leak = facts(cleanup=Cleanup.LEAK_SUSPECTED, cleanup_detail="flo-demo-learner-0 is up")
+    for state in (RunState.COMPLETED, RunState.FAILED, RunState.STOPPED):
+        kinds = [message.kind for message in of_state(state, leak)]
+        assert kinds[1:] == [Kind.LEAK_SUSPECTED]
+
+
+def test_states_on_the_way_are_not_told() -> None:
+    for state in RunState:
+        if not state.ended and state is not RunState.PREFLIGHT:
+            assert of_state(state, FACTS) == []
+
+
+def test_limits_are_told_at_four_fifths_and_when_they_are_reached() -> None:
+    assert of_spending(facts(cost=Cost(79.9))) == {}
+    (near,) = of_spending(facts(cost=Cost(80.0))).values()
+    assert near.title == "80% of the cost are used"
+    (over,) = of_spending(facts(cost=Cost(100.0))).values()
+    assert "reached" in over.title
+    assert set(of_spending(facts(hours=24.0))) == {"hours-reached-24"}
+
+
+def test_nobody_is_told_without_a_channel_and_slack_can_be_left_out() -> None:
+    assert targets_of(NotifyConfig()) == []
+    slack_only = NotifyConfig(slack=SlackConfig(channel="C1"))
+    assert [target.kind for target in targets_of(slack_only)] == ["slack"]
+    silent = NotifyConfig(slack=SlackConfig(channel="C1"), disable_slack=True, webhook_env="HOOK")
+    assert [target.kind for target in targets_of(silent)] == ["webhook"]
+
+
+def spec_of(double: SlackDouble, **launcher: Any) -> str:
+    notify = {"slack": {"channel": CHANNEL_ID, "api_url": double.url}}
+    return json.dumps({"name": "demo", "launcher": {"notify": notify, **launcher}})
+
+
+class Told:
+    """A ledger with one run, and a notifier that is told of its events."""
+
+    def __init__(self, folder: Path, spec_json: str) -> None:
+        self.store = Store(folder / "launcher.sqlite")
+        self.outbox = Outbox(folder / "launcher.sqlite")
+        self.post = Post(self.outbox, lambda target: Slack(target, TOKEN))
+        self.notifier = Notifier(folder, self.store, self.outbox, self.post)
+        self.run = Run(RUN, "demo", {"learner": 1})
+        with self.store.transaction():
+            self.store.begin(self.run, spec_json, 1_700_000_000.0, {"learner": 2.0})
+
+    async def state(self, state: RunState, **changes: Any) -> None:
+        self.run = replace(self.run, state=state, **changes)
+        with self.store.transaction():
+            self.store.save(self.run, [], None)
+            self.store.add_event(RUN, 0.0, "state", {"state": state})
+        await self.tell()
+
+    async def tell(self) -> None:
+        """Everything from the beginning, as a successor may."""
+        stored = self.store.get(RUN)
+        assert stored is not None
+        for event in self.store.events(RUN, 0):
+            await self.notifier(stored, event)
+        await self.post.deliver()
+
+    async def close(self) -> None:
+        await self.post.close()
+        self.outbox.close()
+        self.store.close()
+
+
+@asynccontextmanager
+async def told(folder: Path, double: SlackDouble, **launcher: Any) -> AsyncGenerator[Told]:
+    one = Told(folder, spec_of(double, **launcher))
+    yield one
+    await one.close()
+
+
+async def test_a_run_is_told_in_one_thread_and_each_event_once(tmp_path: Path) -> None:
+    logs = tmp_path / RUN / "logs"
+    logs.mkdir(parents=True)
+    (logs / "rollout-1.log").write_text("of the rollout\n")
+    async with slack() as double, told(tmp_path, double) as one:
+        for state in (RunState.PREFLIGHT, RunState.PROVISIONING, RunState.RUNNING):
+            await one.state(state)
+        error = "rollout-1 exited with code 1; gave up"
+        await one.state(RunState.FAILED, outcome=Outcome.FAILED, error=error)
+        await one.tell()
+        start, end = double.messages
+        assert "Run started" in start["text"] and "$2.00 an hour" in start["text"]
+        assert end["thread_ts"] == start["ts"]
+        assert "Run failed" in end["text"] and "of the rollout" in end["text"]
+
+
+async def test_a_second_start_of_a_run_is_a_reply(tmp_path: Path) -> None:
+    async with slack() as double, told(tmp_path, double) as one:
+        for state in (RunState.PREFLIGHT, RunState.STOPPED, RunState.PREFLIGHT):
+            await one.state(state)
+        heads = [text.splitlines()[0] for text in double.texts]
+        assert [head.partition(" ")[2] for head in heads] == [
+            "*Run started*",
+            "*Run cancelled*",
+            "*Run resumed*",
+        ]
+        assert all("thread_ts" in message for message in double.messages[1:])
+
+
+async def test_an_alarm_of_the_learner_is_told_when_it_is_raised(tmp_path: Path) -> None:
+    (tmp_path / RUN).mkdir()
+    line = {"alarm": "no_grade_rate", "scope": "shop", "step": 7, "cause": "why", "fix": "how"}
+    (tmp_path / RUN / "alarms.jsonl").write_text("cut off\n" + json.dumps(line) + "\n")
+    raised = {"alarms/raised": 2.0, "alarms/no_grade_rate/shop": 1.0, "alarms/run_failed/all": 1.0}
+    async with slack() as double, told(tmp_path, double) as one:
+        await one.state(RunState.PREFLIGHT)
+        for metrics in (raised, raised, {"alarms/raised": 0.0}, raised):
+            one.store.save_metrics(RUN, metrics)
+            one.notifier.look()
+            await one.post.deliver()
+        alarms = [text for text in double.texts if "Alarm" in text]
+        assert len(alarms) == 2
+        assert "no grade rate of shop" in alarms[0] and "why. how" in alarms[0]
+        assert all("thread_ts" in message for message in double.messages[1:])
+
+
+async def test_an_alarm_of_a_learner_elsewhere_is_told_without_its_file(tmp_path: Path) -> None:
+    async with slack() as double, told(tmp_path, double) as one:
+        one.store.save_metrics(RUN, {"alarms/tool_error_rate/shop": 1.0})
+        one.notifier.look()
+        await one.post.deliver()
+        assert "tool error rate of shop" in double.texts[0]
+
+
+async def test_a_budget_is_told_once_for_each_limit(tmp_path: Path) -> None:
+    async with slack() as double, told(tmp_path, double, max_cost=10.0) as one:
+        await one.state(RunState.PREFLIGHT)
+        for accrued in (1.0, 8.5, 9.0, 10.2, 10.3):
+            one.run = replace(one.run, cost=Cost(accrued, 2.0))
+            with one.store.transaction():
+                one.store.save(one.run, [], None)
+                one.store.add_event(RUN, 0.0, "cost", {"accrued": accrued})
+            await one.tell()
+        titles = [text.splitlines()[0] for text in double.texts[1:]]
+        assert len(titles) == 2
+        assert "85% of the cost are used" in titles[0]
+        assert "Limit of cost reached" in titles[1]
+
+
+async def test_before_and_after_come_from_the_first_and_the_newest_evaluation(
+    tmp_path: Path,
+) -> None:
+    async with slack() as double, told(tmp_path, double) as one:
+        await one.state(RunState.PREFLIGHT)
+        for share in (0.1, 0.3, 0.7):
+            one.store.save_metrics(RUN, {"eval/all/pass_at_1": share})
+            one.notifier.look()
+        await one.state(RunState.COMPLETED, outcome=Outcome.COMPLETED)
+        assert "10.0% → 70.0%" in double.texts[-1]
+
+
+async def test_a_webhook_gets_json_with_a_key_and_its_url_is_in_no_error(tmp_path: Path) -> None:
+    got: list[tuple[str, dict[str, Any]]] = []
+    answers = [503, 200]
+
+    async def take(request: web.Request) -> web.Response:
+        got.append((request.headers["Idempotency-Key"], await request.json()))
+        return web.Response(status=answers.pop(0))
+
+    app = web.Application()
+    app.router.add_post("/secret-path", take)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}/secret-path"
+    now = 1_700_000_000.0
+    outbox = Outbox(tmp_path / "launcher.sqlite")
+
+    def make(target: Target) -> Sink:
+        return Webhook(target, url)
+
+    post = Post(outbox, make, clock=lambda: now)
+    outbox.put(RUN, "1", Message(Kind.STARTED, "hello"), [Target("webhook", "HOOK")], now)
+    await post.deliver()
+    (waiting,) = outbox.heads()
+    assert waiting.attempts == 1
+    now += 60.0
+    await post.deliver()
+    assert [key for key, _ in got] == [f"{RUN}/1", f"{RUN}/1"]
+    assert got[1][1]["title"] == "hello"
+    assert outbox.heads() == []
+    await post.close()
+    outbox.close()
+    await runner.cleanup()
+
+
+def test_a_letter_is_named_by_its_run_and_event(tmp_path: Path) -> None:
+    outbox = Outbox(tmp_path / "launcher.sqlite")
+    target = Target("webhook", "HOOK")
+    for _ in range(2):
+        outbox.put(RUN, "state/4/0", Message(Kind.STARTED, "hello"), [target], 0.0)
+    (letter,) = outbox.heads()
+    assert isinstance(letter, Letter) and letter.key == f"{RUN}/state/4/0"
+    outbox.close()

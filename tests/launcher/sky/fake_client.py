@@ -1,0 +1,105 @@
+"""SkyPilot in memory: it does what a test tells it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from services.launcher.ports import BackendUnreachable
+from services.launcher.sky.ports import Document
+from services.launcher.sky.records import Cluster, Job
+
+
+class FakeSky:
+    """A server of SkyPilot's; several clients may share it, as successors of one launcher do."""
+
+    def __init__(self) -> None:
+        self.table: list[Job] = []
+        self.machines: dict[str, Cluster] = {}
+        self.submitted: list[list[Document]] = []
+        self.secrets: list[Mapping[str, str]] = []
+        self.attempts: list[Document] = []
+        # What the next submission raises.
+        self.refusal: Exception | None = None
+        # What happens just before it is raised.
+        self.before_refusal: Callable[[], None] | None = None
+        self.away = False
+        # The status of what is submitted next, and how its controller is.
+        self.status, self.schedule = "RUNNING", "ALIVE"
+        self.statuses: dict[str, str] = {}
+
+    def put(self, task: str, **changes: Any) -> None:
+        """Change the newest record of a task."""
+        index = max(i for i, job in enumerate(self.table) if job.task == task)
+        self.table[index] = replace(self.table[index], **changes)
+        if self.table[index].over:
+            self.machines.pop(self.table[index].cluster, None)
+
+    def job(self, task: str) -> Job:
+        return max((job for job in self.table if job.task == task), key=lambda job: job.job_id)
+
+    def _submit(self, name: str, documents: Sequence[Document]) -> int:
+        if self.refusal is not None:
+            refusal, self.refusal = self.refusal, None
+            if self.before_refusal is not None:
+                self.before_refusal()
+            raise refusal
+        number = max((job.job_id for job in self.table), default=0) + 1
+        for document in documents:
+            task = str(document["name"])
+            cluster = f"{task}-{number}"
+            self.table.append(Job(number, name, task, self.status, self.schedule, cluster))
+            self.machines[cluster] = Cluster(cluster, "UP", managed=True)
+        return number
+
+    def _answer(self) -> None:
+        if self.away:
+            raise BackendUnreachable("the server is away")
+
+    async def jobs(self) -> list[Job]:
+        self._answer()
+        return list(self.table)
+
+    async def clusters(self, *, certain: Sequence[str] = ()) -> list[Cluster]:
+        self._answer()
+        return list(self.machines.values())
+
+    async def submit_group(
+        self, documents: Sequence[Document], secrets: Sequence[Mapping[str, str]]
+    ) -> int:
+        self._answer()
+        self.submitted.append(list(documents))
+        self.secrets += secrets
+        return self._submit(str(documents[0]["name"]), documents[1:])
+
+    async def submit_job(self, document: Document, secrets: Mapping[str, str], group: int) -> int:
+        self._answer()
+        assert any(job.job_id == group and not job.over for job in self.table)
+        self.attempts.append(document)
+        return self._submit(str(document["name"]), [document])
+
+    async def launch(self, document: Document, secrets: Mapping[str, str]) -> int:
+        self._answer()
+        name = str(document["name"])
+        self.attempts.append(document)
+        self.machines[name] = Cluster(name, "UP")
+        if self.refusal is not None:
+            refusal, self.refusal = self.refusal, None
+            raise refusal
+        self.statuses[name] = self.status
+        return 1
+
+    async def job_status(self, cluster: str) -> str | None:
+        self._answer()
+        return self.statuses.get(cluster) if cluster in self.machines else None
+
+    async def cancel(self, job_ids: Sequence[int]) -> None:
+        self._answer()
+        for job in [job for job in self.table if job.job_id in job_ids and not job.over]:
+            self.put(job.task, status="CANCELLED", schedule="DONE")
+
+    async def down(self, cluster: str) -> None:
+        self._answer()
+        self.machines.pop(cluster, None)
+
+    async def forget(self, wanted: Callable[[str], bool]) -> None:
+        self._answer()

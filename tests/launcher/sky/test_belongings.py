@@ -1,0 +1,94 @@
+"""Files that a spec names travel with the code, whole, once, and nothing else does."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.launcher.sky.belongings import bring, named
+from services.launcher.sky.code import CodeError, pinned
+
+SPEC: dict[str, Any] = {
+    "name": "tiny",
+    "policy": {"model": "build/tiny-0"},
+    "learner": {
+        "tasks": "build/tasks/train.json",
+        "eval": {"sets": [{"tasks": "build/tasks/heldout.json"}, {"tasks": "/data/far.json"}]},
+    },
+}
+
+
+def made(root: Path) -> Path:
+    """What `[[prepare]]` leaves behind, beside what nobody asked for."""
+    (root / "build/tasks").mkdir(parents=True)
+    (root / "build/tiny-0").mkdir()
+    (root / "build/tiny-0/config.json").write_text("{}")
+    for name in ("train", "heldout", "other"):
+        (root / f"build/tasks/{name}.json").write_text(name)
+    return root
+
+
+def repository(root: Path) -> Path:
+    made(root)
+    (root / ".gitignore").write_text("/build/\n/runs/\n")
+    who = ("-c", "user.name=t", "-c", "user.email=t@example.org")
+    for words in (("init", "--quiet"), ("add", "."), (*who, "commit", "--quiet", "-m", "one")):
+        subprocess.run(("git", "-C", str(root), *words), check=True)
+    return root
+
+
+def test_model_tasks_and_evaluation_sets_are_brought_and_nothing_else(tmp_path: Path) -> None:
+    root, folder = made(tmp_path / "root"), tmp_path / "code"
+    assert bring(SPEC, root, folder) == []
+    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert files == {
+        "build/tiny-0/config.json",
+        "build/tasks/train.json",
+        "build/tasks/heldout.json",
+    }
+
+
+def test_what_the_run_began_with_stays(tmp_path: Path) -> None:
+    root, folder = made(tmp_path / "root"), tmp_path / "code"
+    bring(SPEC, root, folder)
+    (root / "build/tasks/train.json").write_text("made anew")
+    bring(SPEC, root, folder)
+    assert (folder / "build/tasks/train.json").read_text() == "train"
+
+
+def test_a_copy_that_was_cut_off_is_made_again(tmp_path: Path) -> None:
+    root, folder = made(tmp_path / "root"), tmp_path / "code"
+    (folder / "build/.tiny-0.draft").mkdir(parents=True)
+    (folder / "build/.tiny-0.draft/half").touch()
+    bring(SPEC, root, folder)
+    assert [path.name for path in (folder / "build/tiny-0").iterdir()] == ["config.json"]
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-8B", "/models/own", "../elsewhere"])
+def test_a_hub_id_and_a_path_outside_are_not_brought(tmp_path: Path, model: str) -> None:
+    spec = {"policy": {"model": model}}
+    assert bring(spec, tmp_path, tmp_path / "code") == named(spec)
+    assert not (tmp_path / "code").exists()
+
+
+def test_a_spec_without_the_tables_names_nothing() -> None:
+    assert named({}) == []
+
+
+def test_machines_get_them_beside_the_code_although_git_ignores_them(tmp_path: Path) -> None:
+    root = repository(tmp_path / "root")
+    code = pinned(tmp_path / "runs/run-1", root, None, json.dumps(SPEC))
+    assert (code.folder / "build/tasks/train.json").read_text() == "train"
+    assert (code.folder / ".gitignore").exists()
+    assert (code.folder / ".skyignore").read_text() == ""
+
+
+def test_tasks_that_were_not_prepared_are_refused_before_a_machine_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    root = repository(tmp_path / "root")
+    (root / "build/tasks/train.json").unlink()
+    with pytest.raises(CodeError, match=r"train\.json is not there.*\[\[prepare\]\]"):
+        pinned(tmp_path / "runs/run-1", root, None, json.dumps(SPEC))

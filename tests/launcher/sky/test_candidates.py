@@ -1,0 +1,80 @@
+"""Which machines an attempt asks for, and which wishes are refused."""
+
+from typing import Any
+
+import pytest
+
+from services.launcher.runs import LEARNER, ROLLOUT
+from services.launcher.sky import candidates
+from services.launcher.sky.tasks import describe
+from services.launcher.sky_config import Machine, Machines
+from tests.launcher.sky.specs import config
+
+_A, _B, _C = (Machine(infra=f"aws/{region}") for region in "abc")
+
+
+def test_the_first_attempt_leaves_the_choice_to_skypilot() -> None:
+    machines = Machines(any_of=(_A, _B))
+    assert candidates.of_attempt(machines, 1) is machines
+
+
+def test_each_further_attempt_begins_one_candidate_later() -> None:
+    machines = Machines(any_of=(_A, _B, _C))
+    heads = [candidates.of_attempt(machines, attempt).ordered[0] for attempt in (2, 3, 4, 5)]
+    assert heads == [_B, _C, _A, _B]
+    assert candidates.of_attempt(machines, 3).ordered == (_C, _A, _B)
+
+
+def test_a_single_candidate_is_asked_again() -> None:
+    machines = Machines(ordered=(_A,))
+    assert candidates.of_attempt(machines, 4) is machines
+
+
+@pytest.mark.parametrize(
+    ("machine", "settings", "nodes", "part"),
+    [
+        ({"infra": "runpod"}, {}, 2, "runpod has no multi-node clusters; set num_nodes = 1"),
+        ({"infra": "vast"}, {}, 2, "vast has no multi-node clusters; set num_nodes = 1"),
+        ({"infra": "aws"}, {}, 2, "cannot be joined yet; set num_nodes = 1"),
+        ({"infra": "lambda", "use_spot": True}, {}, 1, "no spot machines; set use_spot = false"),
+        ({"infra": "slurm/x"}, {"network": "public"}, 1, 'set launcher.sky.network = "private"'),
+    ],
+)
+def test_a_wish_that_nobody_fulfils_is_refused_with_its_key_and_the_fix(
+    machine: dict[str, Any], settings: dict[str, Any], nodes: int, part: str
+) -> None:
+    learner = {"any_of": [{"infra": "aws"}, machine], "num_nodes": nodes}
+    problems = candidates.check(config(learner=learner, **settings).sky, LEARNER)
+    assert any(p.startswith("launcher.sky.learner.any_of.1: ") and part in p for p in problems)
+
+
+def test_several_machines_of_any_cloud_are_refused_too() -> None:
+    (problem,) = candidates.check(config(learner={"num_nodes": 2}).sky, LEARNER)
+    assert problem.startswith("launcher.sky.learner: num_nodes = 2")
+
+
+def test_what_can_be_had_is_not_refused() -> None:
+    assert candidates.check(config().sky, ROLLOUT) == []
+
+
+def test_machines_of_two_clouds_share_no_private_network() -> None:
+    elsewhere = {"ordered": [{"infra": "runpod"}]}
+    (warning,) = candidates.shared_infra(config(rollout=elsewhere).sky)
+    assert "lambda, runpod" in warning and 'network = "public"' in warning
+    assert candidates.shared_infra(config().sky) == []
+    assert candidates.shared_infra(config(rollout=elsewhere, network="public").sky) == []
+
+
+def test_a_machine_is_described_with_all_that_was_wished_for() -> None:
+    wish = Machine(
+        infra="gcp/us-central1",
+        accelerators="H200:4",
+        memory="200+",
+        disk_size=500,
+        disk_tier="best",
+        image_id="docker:x",
+        use_spot=True,
+    )
+    expected = "gcp/us-central1 H200:4, 200+ GiB, disk 500 GB of tier best, image docker:x, spot"
+    assert describe(wish) == expected
+    assert describe(Machine(cpus="4+", disk_tier="low")) == "any cloud 4+ CPUs, disk of tier low"

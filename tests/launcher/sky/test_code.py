@@ -1,0 +1,76 @@
+"""The code that a run's machines get."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from services.launcher.sky.code import CodeError, pinned, pinned_commit
+
+
+def _git(root: Path, *arguments: str) -> str:
+    who = ("-c", "user.name=t", "-c", "user.email=t@localhost")
+    done = subprocess.run(
+        ("git", "-C", str(root), *who, *arguments), check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "tree"
+    root.mkdir()
+    _git(root, "init", "--quiet")
+    (root / "main.py").write_text("first\n")
+    (root / "run.sh").write_text("#!/bin/bash\n")
+    (root / "run.sh").chmod(0o755)
+    _git(root, "add", ".")
+    _git(root, "commit", "--quiet", "-m", "first")
+    return root
+
+
+def test_a_runs_code_is_the_commit_of_its_first_replica_for_ever(
+    root: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "runs/run-1"
+    code = pinned(run_dir, root, None, '{"name":"x"}')
+    assert code.commit == _git(root, "rev-parse", "HEAD")
+    assert (code.folder / "main.py").read_text() == "first\n"
+    assert (code.folder / "spec.json").read_text() == '{"name":"x"}'
+    assert (code.folder / "run.sh").stat().st_mode & 0o111
+    assert not (code.folder / ".git").exists()
+    (root / "main.py").write_text("second\n")
+    _git(root, "commit", "--quiet", "--all", "-m", "second")
+    (root / "main.py").write_text("unfinished\n")
+    again = pinned(run_dir, root, None, "{}")
+    assert again == code and (code.folder / "main.py").read_text() == "first\n"
+    assert pinned_commit(run_dir) == code.commit
+
+
+def test_changes_that_no_commit_holds_are_refused_unless_left_out(
+    root: Path, tmp_path: Path
+) -> None:
+    (root / "main.py").write_text("unfinished\n")
+    (root / "new.py").write_text("")
+    with pytest.raises(CodeError, match=r"main\.py, new\.py.*launcher\.sky\.commit = \"HEAD\""):
+        pinned(tmp_path / "run-1", root, None, "{}")
+    assert not (tmp_path / "run-1" / "code").exists()
+    code = pinned(tmp_path / "run-1", root, "HEAD", "{}")
+    assert (code.folder / "main.py").read_text() == "first\n"
+
+
+def test_an_unknown_commit_and_a_change_of_commit_are_refused(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(CodeError, match="has no commit 'abc123'"):
+        pinned(tmp_path / "run-1", root, "abc123", "{}")
+    first = pinned(tmp_path / "run-1", root, None, "{}").commit
+    (root / "main.py").write_text("second\n")
+    _git(root, "commit", "--quiet", "--all", "-m", "second")
+    with pytest.raises(CodeError, match=f"has begun with {first}"):
+        pinned(tmp_path / "run-1", root, _git(root, "rev-parse", "HEAD"), "{}")
+    for same in (first[:8], "HEAD"):
+        assert pinned(tmp_path / "run-1", root, same, "{}").commit == first
+
+
+def test_a_folder_without_history_has_no_code_to_pin(tmp_path: Path) -> None:
+    with pytest.raises(CodeError, match="run flotilla in its repository"):
+        pinned(tmp_path / "run-1", tmp_path, None, "{}")

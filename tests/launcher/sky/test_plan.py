@@ -1,0 +1,87 @@
+"""`flotilla plan`, and the task files in deploy/sky that it made."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from services.common.config import canonical_json, load_spec
+from services.launcher.console import plan as command
+from services.launcher.plan import Plan, read_spec
+from tests.launcher.sky.specs import VMS
+
+_ROOT = Path(__file__).parents[3]
+_RUNS = Path("runs")
+_MADE = {
+    "openenv-fleet-grpo": True,
+    "qwen3-8b": False,
+    "qwen3-32b": False,
+    "tiny-slurm": False,
+}
+
+
+@pytest.mark.parametrize("name", _MADE)
+def test_the_task_files_in_deploy_are_what_plan_writes_today(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(_ROOT)
+    path = Path("deploy/runs") / f"{name}.toml"
+    spec = load_spec(path)
+    read = read_spec(canonical_json(spec))
+    flag = " --one-machine" if _MADE[name] else ""
+    head = f"# Made by: flotilla plan {path}{flag} --out deploy/sky\n"
+    files = command.files(path, spec, read, _RUNS, one_machine=_MADE[name])
+    for file, text in files.items():
+        assert (Path("deploy/sky") / file).read_text() == head + text, head[len("# Made by: ") :]
+
+
+def test_deploy_has_no_task_file_that_no_spec_makes() -> None:
+    for path in (_ROOT / "deploy/sky").glob("*.yaml"):
+        assert any(path.stem.startswith(name) for name in _MADE), path
+
+
+def test_a_whole_run_on_one_machine_needs_its_key_and_takes_its_choices() -> None:
+    text = (_ROOT / "deploy/sky/openenv-fleet-grpo.yaml").read_text()
+    task = yaml.safe_load(text)
+    assert task["secrets"]["FLEET_API_KEY"] is None
+    assert {"MODALITY", "MAX_TASKS"} <= set(task["envs"])
+    assert "--learner.select.max_tasks=$MAX_TASKS" in task["run"]
+    assert task["resources"]["autostop"]["down"] is True
+
+
+def test_a_plan_says_machines_and_prices_offline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = tmp_path / ".sky/catalogs/v8/lambda"
+    catalog.mkdir(parents=True)
+    (catalog / "vms.csv").write_text(VMS)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(_ROOT)
+    monkeypatch.setattr(command.preflight, "check", _content)
+    gpu = '[{infra = "lambda", accelerators = "H100:1"}]'
+    changes = [f"--launcher.sky.{service}.any_of={gpu}" for service in ("learner", "rollout")]
+    changes += ['--launcher.sky.env_gateway.any_of=[{infra = "lambda", cpus = "4+"}]']
+    spec = Path("deploy/runs/local.toml")
+    assert command.plan(spec, _RUNS, changes, tmp_path / "out", one_machine=False) == 0
+    printed = capsys.readouterr().out
+    assert "learner x 1: lambda H100:1 ($2.29/h); $2.29/h each" in printed
+    assert "in total: $4.78/h" in printed
+    assert "warning: launcher.max_cost is not set" in printed
+    written = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert written == ["local-group.yaml", "local-rollout.yaml"]
+    assert "sky" not in {name.partition(".")[0] for name in sys.modules}
+
+
+def test_a_wish_that_nobody_fulfils_is_a_bad_spec(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(_ROOT)
+    changes = ['--launcher.sky.rollout.any_of=[{infra = "lambda", use_spot = true}]']
+    code = command.plan(Path("deploy/runs/local.toml"), _RUNS, changes, None, one_machine=False)
+    assert code == 2
+    assert "error: launcher.sky.rollout.any_of.0: lambda has no spot" in capsys.readouterr().out
+
+
+async def _content(_: Plan) -> None:
+    """The services have nothing against the spec; asking them takes seconds."""

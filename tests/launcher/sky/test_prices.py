@@ -1,0 +1,58 @@
+"""Prices from the catalog that SkyPilot keeps."""
+
+from pathlib import Path
+
+import pytest
+
+from services.launcher.sky.prices import Catalog
+from services.launcher.sky_config import Machine, Machines
+from tests.launcher.sky.specs import VMS
+
+_CONFIG = "slurm: {pricing: {cpu: 0.04, memory: 0.005, accelerators: {H100: 2.5}}}\n"
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Catalog:
+    folder = tmp_path / "catalogs/v8/lambda"
+    folder.mkdir(parents=True)
+    (folder / "vms.csv").write_text(VMS)
+    (tmp_path / "config.yaml").write_text(_CONFIG)
+    return Catalog(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("machine", "price"),
+    [
+        (Machine(infra="lambda", accelerators="H100:1"), 2.29),
+        (Machine(infra="lambda/us-east-1", accelerators="h100"), 2.49),
+        (Machine(accelerators="H100:8"), 23.92),
+        (Machine(infra="lambda", accelerators="H100:1", use_spot=True), 1.1),
+        (Machine(infra="lambda", cpus="2+", memory="16+"), 0.2),
+        (Machine(infra="lambda", cpus="2"), None),
+        (Machine(infra="lambda", accelerators="H100:1", memory="400+"), None),
+        (Machine(infra="lambda", accelerators="H100:1", max_hourly_cost=1.0), None),
+        (Machine(infra="lambda", accelerators="B200:1"), None),
+        (Machine(infra="aws", accelerators="H100:1"), None),
+        (Machine(infra="slurm/mini/gpu", accelerators="H100:2", cpus="4+", memory="10"), 5.21),
+    ],
+)
+def test_the_cheapest_machine_that_fits_is_the_price(
+    catalog: Catalog, machine: Machine, price: float | None
+) -> None:
+    found = catalog.price(machine)
+    assert found == (None if price is None else pytest.approx(price))
+
+
+def test_of_several_candidates_the_one_that_is_tried_first_counts(catalog: Catalog) -> None:
+    dear = Machine(infra="lambda/us-east-1", accelerators="H100:1")
+    cheap = Machine(infra="lambda/us-west-1", accelerators="H100:1")
+    unknown = Machine(infra="aws", accelerators="H100:1")
+    assert catalog.cheapest(Machines(any_of=(unknown, dear, cheap))) == 2.29
+    assert catalog.cheapest(Machines(ordered=(dear, cheap))) == 2.49
+    assert catalog.cheapest(Machines(ordered=(unknown, cheap))) is None
+
+
+def test_without_a_catalog_nobody_knows_a_price(tmp_path: Path) -> None:
+    empty = Catalog(tmp_path / "nothing")
+    assert empty.price(Machine(accelerators="H100:1")) is None
+    assert empty.price(Machine(infra="slurm/mini", cpus="1")) is None

@@ -1,0 +1,69 @@
+"""Machines with strangers between them: what each service is told of its address, by real shell."""
+
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from services.launcher.runs import Key
+from services.launcher.sky.script import Watched, run_script
+
+LEARNER, GATEWAY, ROLLOUT = ("learner", 0), ("env_gateway", 0), ("rollout", 0)
+MAPPED = {"VAST_TCP_PORT_50051": "10022", "VAST_TCP_PORT_50052": "10023"}
+
+
+def arguments(
+    tmp_path: Path, key: Key, environment: Mapping[str, str], *, public: bool = True
+) -> list[str]:
+    """Those of a service, as the shell of its machine puts them."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    python.chmod(0o755)
+    watched = Watched(
+        run_id="run",
+        key=key,
+        module=f"services.{key[0]}",
+        python=str(python),
+        registry="launcher.example.com:7",
+        port=50051,
+        public=public,
+        hard_limit_s=60,
+    )
+    done = subprocess.run(
+        ["bash", "-c", run_script(watched)],
+        env={"PATH": os.environ["PATH"], "RUNPOD_PUBLIC_IP": "203.0.113.7", **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("environment", "learner", "weights"),
+    [
+        ({}, "203.0.113.7:50051", "203.0.113.7:50052"),
+        (MAPPED, "203.0.113.7:10022", "203.0.113.7:10023"),
+    ],
+    ids=["opened", "mapped"],
+)
+def test_a_learner_serves_weights_by_grpc_at_a_port_of_its_own(
+    tmp_path: Path, environment: dict[str, str], learner: str, weights: str
+) -> None:
+    given = arguments(tmp_path, LEARNER, environment)
+    assert "--listen=0.0.0.0:50051" in given
+    assert f"--advertise={learner}" in given
+    assert "--learner.weights.network=public" in given
+    assert "--learner.weights.port=50052" in given
+    assert f"--learner.weights.advertise={weights}" in given
+
+
+def test_nobody_else_is_told_of_weights(tmp_path: Path) -> None:
+    for key in (GATEWAY, ROLLOUT):
+        assert "weights" not in " ".join(arguments(tmp_path, key, {}))
+    nodes = {"SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.5"}
+    private = arguments(tmp_path, LEARNER, nodes, public=False)
+    assert "weights" not in " ".join(private)
+    assert "--listen=10.0.0.4:0" in private

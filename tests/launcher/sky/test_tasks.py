@@ -1,0 +1,115 @@
+"""A run's replicas as SkyPilot's task documents."""
+
+import shutil
+import subprocess
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import yaml
+
+from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT, RunMode
+from services.launcher.sky import offers, tasks
+from tests.launcher.sky.specs import RUN_ID, config, launch
+
+_KEYS = ((LEARNER, 0), (GATEWAY, 0), (ROLLOUT, 3))
+
+
+def _site(**sky: Any) -> tasks.Site:
+    return tasks.site_of(launch((LEARNER, 0), config(**sky)), "abc", "10.0.0.5:4000", "/code")
+
+
+def test_the_learner_is_the_groups_primary_and_rollouts_are_no_part_of_it() -> None:
+    site = _site()
+    header, *declared = tasks.group(site, [(GATEWAY, 0), (LEARNER, 0)])
+    assert header["primary_tasks"] == [declared[0]["name"]] == [site.name((LEARNER, 0))]
+    assert header["execution"] == "parallel" and header["inter_connection"] is False
+    assert [task["name"] for task in declared] == [site.name((LEARNER, 0)), site.name((GATEWAY, 0))]
+    assert not tasks.is_static((ROLLOUT, 0))
+
+
+def test_a_group_of_the_learner_alone_has_its_name_because_skypilot_renames_it() -> None:
+    site = _site()
+    header, only = tasks.group(site, [(LEARNER, 0)])
+    assert header["name"] == only["name"] == header["primary_tasks"][0]
+    assert {header["name"], site.group} == set(site.groups)
+
+
+def test_secrets_are_named_and_their_values_are_nowhere() -> None:
+    spec = {
+        "env_gateway": {"backend": "fleet"},
+        "learner": {"tracking": {"backends": ["wandb"]}, "alarms": {"webhook": "$HOOK_URL"}},
+    }
+    for key in _KEYS:
+        wish = launch(key, config(secrets=["HF_TOKEN"]), spec)
+        document = tasks.task(tasks.site_of(wish, "abc", "h:1", "/code"), key)
+        assert set(document["secrets"].values()) == {None}
+        assert {"FLOTILLA_TOKEN", "FLOTILLA_TLS", "HF_TOKEN"} <= set(document["secrets"])
+        assert ("FLEET_API_KEY" in document["secrets"]) == (key[0] == GATEWAY)
+        assert ("WANDB_API_KEY" in document["secrets"]) == (key[0] == LEARNER)
+        assert ("HOOK_URL" in document["secrets"]) == (key[0] == LEARNER)
+        assert "canary" not in offers.dump([document])
+        assert "envs" not in document
+
+
+@pytest.mark.parametrize("key", _KEYS)
+@pytest.mark.parametrize("network", ["private", "public"])
+def test_a_machines_script_is_valid_shell_and_ends_by_itself(
+    key: tuple[str, int], network: str
+) -> None:
+    run = tasks.task(_site(network=network), key)["run"]
+    bash = shutil.which("bash")
+    assert bash is not None
+    subprocess.run((bash, "-n"), input=run, text=True, check=True)
+    # One hour, a minute of draining, and ten to find machines.
+    assert "timeout --kill-after=60 4260 " in run
+    assert "sleep" not in run
+
+
+def test_a_machine_on_a_private_network_listens_on_its_own_address() -> None:
+    run = tasks.task(_site(), (ROLLOUT, 3))["run"]
+    assert '--listen="$ADDRESS:0"' in run and "--replica 3" in run
+
+
+def test_ports_are_opened_on_a_public_network_for_those_who_are_called() -> None:
+    site = _site(network="public", port=4711)
+    for key in _KEYS:
+        document = tasks.task(site, key)
+        called = key[0] != ROLLOUT
+        opened = {LEARNER: [4711, 4712], GATEWAY: [4711]}.get(key[0])
+        assert document["resources"].get("ports") == opened
+        assert ("--listen=0.0.0.0:4711" in document["run"]) == called
+        assert ("--listen=127.0.0.1:0" in document["run"]) == (not called)
+
+
+def test_a_cluster_of_its_own_takes_itself_down_and_a_member_is_replaced() -> None:
+    member = tasks.task(_site(), (ROLLOUT, 3))["resources"]
+    plain = tasks.task(_site(mode="cluster"), (ROLLOUT, 3))["resources"]
+    assert "autostop" not in member and member["job_recovery"]["max_restarts_on_errors"] == 0
+    assert plain["autostop"] == {"idle_minutes": 10, "down": True, "wait_for": "jobs"}
+
+
+def test_slurm_itself_ends_an_allocation_when_the_run_has_a_limit() -> None:
+    slurm = {"ordered": [{"infra": "slurm/mini/gpu", "accelerators": "H100:1"}]}
+    settings = config(learner=slurm)
+    document = tasks.task(_site(learner=slurm), (LEARNER, 0))
+    assert document["config"] == {"slurm": {"sbatch_options": {"time": "01:11:00"}}}
+    # YAML 1.1 reads some of such times as numbers.
+    assert yaml.safe_load(offers.dump([document])) == document
+    endless = launch((LEARNER, 0), settings.model_copy(update={"max_hours": None}))
+    site = tasks.site_of(endless, "abc", "h:1", "/code")
+    assert "config" not in tasks.task(site, (LEARNER, 0))
+
+
+def test_evaluation_is_the_learners_mode() -> None:
+    wish = replace(launch((LEARNER, 0)), mode=RunMode.EVAL_ONLY)
+    site = tasks.site_of(wish, "abc", "h:1", "/code")
+    assert "--learner.mode=eval" in tasks.task(site, (LEARNER, 0))["run"]
+    assert "--learner.mode=eval" not in tasks.task(site, (ROLLOUT, 0))["run"]
+
+
+def test_labels_say_what_a_machine_is_for_in_letters_that_all_clouds_take() -> None:
+    labels = tasks.task(_site(labels={"team": "rl"}), (GATEWAY, 0))["resources"]["labels"]
+    assert labels["team"] == "rl"
+    assert labels["flotilla-run"] == RUN_ID
+    assert labels["flotilla-service"] == "env-gateway"

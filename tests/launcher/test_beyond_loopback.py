@@ -1,0 +1,104 @@
+"""A launcher that serves RunService to other machines: with certificates, and to nobody else."""
+
+import asyncio
+import json
+import os
+import stat
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from flotilla.launcher.v1 import run_service_pb2 as pb
+from services.common import rpc
+from services.launcher import address_file
+from services.launcher.adapters.registries import RunRegistries
+from services.launcher.config import LauncherConfig
+from services.launcher.console.connection import connected
+from services.launcher.console.interrupts import Interrupts
+from tests.common.outsiders import beyond_loopback, outsiders
+from tests.contract.everything import of_service, refusals
+
+
+@asynccontextmanager
+async def launcher(runs: Path, *arguments: str) -> AsyncGenerator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.launcher", "--runs", str(runs), *arguments),
+        stdin=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        env=dict(os.environ),
+    )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.communicate()
+
+
+async def address_of(runs: Path) -> address_file.Address:
+    async with asyncio.timeout(20):
+        while (found := address_file.read(runs)) is None:  # noqa: ASYNC110 (another process)
+            await asyncio.sleep(0.05)
+    return found
+
+
+async def test_launcher_json_lets_its_reader_in_and_nobody_else(tmp_path: Path) -> None:
+    served = ("--listen", "0.0.0.0:0", "--advertise", beyond_loopback())
+    async with launcher(tmp_path, *served):
+        address = await address_of(tmp_path)
+        assert address.address.startswith(f"{beyond_loopback()}:")
+        assert address.tls is not None
+        assert stat.S_IMODE((tmp_path / "launcher.json").stat().st_mode) == 0o600
+        async with connected(tmp_path, Interrupts(), start=False) as found:
+            assert (await found.stub.ListRuns(pb.ListRunsRequest(), timeout=5)).runs == []
+        rpcs = of_service("RunService")
+        for who, opened in outsiders().items():
+            async with opened(address.address, "launcher") as channel:
+                codes = await refusals(channel, rpcs, token=address.token)
+            assert codes == {each.path: grpc.StatusCode.UNAVAILABLE for each in rpcs}, who
+        for token in (None, "a-token-of-somebody-else"):
+            channel = rpc.plain_channel(address.address, tls=address.tls, peer="launcher")
+            async with channel:
+                codes = await refusals(channel, rpcs, token=token)
+            assert codes == {each.path: grpc.StatusCode.UNAUTHENTICATED for each in rpcs}
+
+
+async def test_on_loopback_launcher_json_holds_no_certificate(tmp_path: Path) -> None:
+    async with launcher(tmp_path):
+        address = await address_of(tmp_path)
+        assert address.tls is None
+        assert "tls" not in json.loads((tmp_path / "launcher.json").read_text())
+
+
+async def test_an_address_that_clients_cannot_use_is_refused_at_once(tmp_path: Path) -> None:
+    async with launcher(tmp_path, "--listen", "0.0.0.0:0") as process:
+        _, told = await asyncio.wait_for(process.communicate(), 20)
+    assert process.returncode == 1
+    assert "pass --advertise HOST" in told.decode()
+
+
+@pytest.mark.parametrize("backend", ["local", "sky"])
+async def test_a_runs_registry_has_tls_where_its_replicas_are_elsewhere(
+    tmp_path: Path, backend: str
+) -> None:
+    added: list[str] = []
+    registries = RunRegistries(tmp_path, lambda run_id, server: added.append(run_id))
+    config = LauncherConfig.model_validate(
+        {"backend": backend, "sky": {"advertise": beyond_loopback()}}
+    )
+    registry = await registries.open("run", config, "")
+    try:
+        secrets = registry.secrets("rollout")
+        assert ("FLOTILLA_TLS" in secrets) == (backend == "sky") == registry.encrypted
+        tls = registry.member.tls("rollout") if registry.encrypted else None
+        async with rpc.plain_channel(registry.address, tls=tls, peer="launcher") as channel:
+            check = channel.unary_unary("/grpc.health.v1.Health/Check")
+            assert await check(b"", timeout=5) == b"\x08\x01"
+    finally:
+        await registries.close("run", forget=True)
+    assert added == ["run"]
+    assert not (tmp_path / ".identity" / "run").exists()

@@ -1,0 +1,87 @@
+"""What a run's identity is, and who can read it."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from services.common.auth import check_token
+from services.common.errors import ConfigError
+from services.common.tls import read_tls
+from services.launcher import identity
+
+
+def test_every_service_gets_a_certificate_in_its_own_name() -> None:
+    minted = identity.mint_run("qwen2.5-20261121-101500")
+    assert {tls.name for tls in minted.members.values()} == {
+        "launcher.qwen2.5-20261121-101500.flotilla",
+        "env_gateway.qwen2.5-20261121-101500.flotilla",
+        "learner.qwen2.5-20261121-101500.flotilla",
+        "rollout.qwen2.5-20261121-101500.flotilla",
+    }
+    assert len({tls.ca for tls in minted.members.values()}) == 1
+    assert len({tls.key for tls in minted.members.values()}) == 4
+    assert check_token(minted.token)
+
+
+def test_two_runs_of_one_name_have_nothing_in_common() -> None:
+    first, second = identity.mint_run("run"), identity.mint_run("run")
+    assert first.token != second.token
+    assert first.tls("learner").ca != second.tls("learner").ca
+
+
+def test_what_is_stored_is_for_its_owner_alone_and_is_the_same_when_read(tmp_path: Path) -> None:
+    minted = identity.mint_run("run")
+    old = os.umask(0)
+    try:
+        identity.store_run(tmp_path, minted)
+    finally:
+        os.umask(old)
+    assert identity.load_run(tmp_path, "run") == minted
+    stored = [tmp_path / ".identity", *(tmp_path / ".identity").rglob("*")]
+    assert len(stored) == 2 + 1 + 4 + 4 * 3
+    for path in stored:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        assert mode == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_a_stored_folder_is_what_a_service_takes(tmp_path: Path) -> None:
+    minted = identity.mint_run("run")
+    identity.store_run(tmp_path, minted)
+    folder = identity.folder_of(tmp_path, "run") / "env_gateway"
+    assert read_tls(folder) == minted.tls("env_gateway")
+
+
+def test_storing_again_replaces_the_whole(tmp_path: Path) -> None:
+    identity.store_run(tmp_path, identity.mint_run("run"))
+    second = identity.mint_run("run", ("learner",))
+    identity.store_run(tmp_path, second)
+    assert identity.load_run(tmp_path, "run") == second
+
+
+def test_a_removed_identity_is_gone_and_may_be_removed_again(tmp_path: Path) -> None:
+    identity.store_run(tmp_path, identity.mint_run("run"))
+    for _ in range(2):
+        identity.remove_run(tmp_path, "run")
+        assert identity.load_run(tmp_path, "run") is None
+    assert list((tmp_path / ".identity").iterdir()) == []
+
+
+def test_nothing_shows_a_secret_that_only_shows_itself() -> None:
+    minted = identity.mint_run("run")
+    shown = repr(minted)
+    assert minted.token not in shown
+    assert "PRIVATE KEY" not in shown
+    assert "CERTIFICATE" in shown
+
+
+def test_the_longest_run_id_still_has_a_certificate(tmp_path: Path) -> None:
+    run_id = "r" * 128
+    minted = identity.mint_run(run_id)
+    identity.store_run(tmp_path, minted)
+    tls = read_tls(identity.folder_of(tmp_path, run_id) / "learner")
+    assert tls is not None
+    tls.check_is("learner", run_id)
+    with pytest.raises(ConfigError, match="is that of learner"):
+        tls.check_is("rollout", run_id)

@@ -1,0 +1,163 @@
+"""The ledger across versions and kills, and the registries that it remembers."""
+
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from flotilla.launcher.v1 import registry_service_pb2 as pb
+from flotilla.launcher.v1 import registry_service_pb2_grpc
+from services.common import rpc
+from services.launcher import books, facts
+from services.launcher.adapters.registries import RunRegistries
+from services.launcher.config import LauncherConfig
+from services.launcher.operations import OperationState
+from services.launcher.runs import (
+    LEARNER,
+    Cost,
+    Note,
+    Outcome,
+    Policy,
+    Replica,
+    ReplicaState,
+    Run,
+    RunState,
+    Unit,
+)
+from services.launcher.store import LedgerError, Store
+
+# As the launcher wrote it before its ledger had a number.
+FIRST_VERSION = """
+CREATE TABLE runs (
+  run_id TEXT PRIMARY KEY, name TEXT NOT NULL, state TEXT NOT NULL, mode TEXT NOT NULL,
+  spec_json TEXT NOT NULL, error TEXT NOT NULL, wanted_json TEXT NOT NULL,
+  metrics_json TEXT NOT NULL DEFAULT '{}', created REAL NOT NULL, ended REAL,
+  next_event INTEGER NOT NULL DEFAULT 1
+);
+CREATE TABLE replicas (
+  run_id TEXT NOT NULL, service TEXT NOT NULL, replica INTEGER NOT NULL, state TEXT NOT NULL,
+  phase TEXT NOT NULL, address TEXT NOT NULL, restarts INTEGER NOT NULL,
+  unit TEXT, pid INTEGER, started REAL, PRIMARY KEY (run_id, service, replica)
+);
+INSERT INTO runs VALUES ('r', 'demo', 'completed', 'train', '{}', '', '{}', '{}', 1.0, 2.0, 5);
+"""
+
+
+def test_a_ledger_of_an_unknown_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "launcher.sqlite"
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA user_version = 99")
+    db.close()
+    with pytest.raises(LedgerError, match=r"version 99.*use the flotilla that wrote it"):
+        Store(path)
+
+
+def test_a_ledger_of_the_first_version_is_read_and_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "launcher.sqlite"
+    db = sqlite3.connect(path)
+    db.executescript(FIRST_VERSION)
+    db.close()
+    store = Store(path)
+    [stored] = store.newest()
+    assert (stored.run.state, stored.run.outcome) == (RunState.COMPLETED, Outcome.COMPLETED)
+    assert store.untold() == {}, "nobody is told of what is long past"
+    store.close()
+    Store(path).close()
+
+
+def test_every_transition_is_kept_with_its_cause_and_deadlines_survive(tmp_path: Path) -> None:
+    store = Store(tmp_path / "launcher.sqlite")
+    before = Run("r", "demo", {LEARNER: 1})
+    with store.transaction():
+        store.begin(before, "{}", 1.0, {LEARNER: 2.5})
+    run = facts.passed(before).put([Replica(LEARNER, 0, due=77.5)])
+    books.write(store, before, run, [], "preflight passed", [(LEARNER, 0)])
+    failed = run.put(
+        [
+            Replica(
+                LEARNER,
+                0,
+                ReplicaState.RESTARTING,
+                failures=(3.0, 4.0),
+                attempt=2,
+                due=99.5,
+                unit=Unit("u", 1, 2.0, "job 7"),
+            )
+        ]
+    )
+    failed = replace(failed, cost=Cost(1.5, 2.5, {LEARNER: 1.5}), metered=5.0)
+    books.write(store, run, failed, [Note("x")], "exited with code 1", [])
+    ended = facts.end(failed, Outcome.DEADLINE, 10.0, Policy(drain_s=5.0), "enough")
+    books.write(store, failed, ended, [], "enough", [])
+    store.close()
+    store = Store(tmp_path / "launcher.sqlite")
+    stored = store.get("r")
+    assert stored is not None
+    assert stored.run == ended
+    assert stored.prices == {LEARNER: 2.5}
+    assert [(t.subject, t.old, t.new, t.cause) for t in store.transitions("r")] == [
+        ("run", "preflight", "provisioning", "preflight passed"),
+        ("learner-0", "", "starting", "preflight passed"),
+        ("learner-0", "starting", "restarting", "exited with code 1"),
+        ("run", "provisioning", "draining", "enough"),
+        ("outcome", "", "deadline", "enough"),
+    ]
+    [operation] = store.operations.of("r")
+    assert (operation.kind, operation.name) == ("start", "learner-0")
+    assert (operation.state, operation.arguments) == (OperationState.INTENT, {"attempt": 1})
+    store.operations.mark(operation.number, OperationState.DONE, "u")
+    assert store.operations.open("r", "start", "learner-0") is None
+    store.close()
+
+
+class Registry(registry_service_pb2_grpc.RegistryServiceServicer):
+    async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
+        return pb.RegisterResponse()
+
+
+def registries(runs: Path) -> RunRegistries:
+    # The stubs call methods abstract that need not be there.
+    servicer: Any = Registry
+
+    def add(run_id: str, server: grpc.aio.Server) -> None:
+        registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(servicer(), server)
+
+    return RunRegistries(runs, add)
+
+
+async def register(address: str, token: str) -> Any:
+    async with rpc.channel(address, token=token) as channel:
+        stub: Any = registry_service_pb2_grpc.RegistryServiceStub(channel)
+        return await stub.Register(pb.RegisterRequest(run_id="a"), timeout=5.0)
+
+
+async def test_a_run_has_a_token_of_its_own_and_its_successor_the_same_port_and_token(
+    tmp_path: Path,
+) -> None:
+    first, config = registries(tmp_path), LauncherConfig()
+    a = await first.open("a", config, "")
+    b = await first.open("b", config, "")
+    token, other = a.secrets("learner")["FLOTILLA_TOKEN"], b.secrets("learner")["FLOTILLA_TOKEN"]
+    assert token != other
+    await register(a.address, token)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await register(a.address, other)
+    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    mode = (tmp_path / ".identity" / "a" / "token").stat().st_mode
+    assert mode & 0o777 == 0o600
+    await first.close("a", forget=False)
+    second = registries(tmp_path)
+    again = await second.open("a", config, a.address)
+    assert again.address == a.address
+    assert again.secrets("learner") == a.secrets("learner")
+    # Somebody has the port by now: services that do not find their launcher start anew.
+    moved = await second.open("c", config, again.address)
+    assert moved.address != again.address
+    for run_id in ("a", "c"):
+        await second.close(run_id, forget=True)
+    await first.close("b", forget=True)
+    assert list((tmp_path / ".identity").iterdir()) == []

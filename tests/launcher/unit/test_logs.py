@@ -1,0 +1,88 @@
+"""The log of a replica on another machine arrives once, whoever is cut off or killed meanwhile."""
+
+import asyncio
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from flotilla.launcher.v1 import run_service_pb2 as run_pb
+from tests.launcher.unit.harness import Machine, machine
+
+TAILS = 100
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+async def test_every_line_arrives_once_over_cuts_and_kills(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    truth = tmp_path / "truth"
+    async with machine(tmp_path) as here:
+        for number in (1, 2):
+            process = await here.watch("count", str(truth))
+            await _begins(here, number)
+            await _cut_off_now_and_then(here, rng)
+            os.kill(process.pid, signal.SIGKILL)
+            await process.wait()
+        process = await here.watch("count", str(truth))
+        await _begins(here, 3)
+        process.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(process.wait(), 40)
+        _compare(truth.read_text().splitlines(), _lines(here.log()))
+
+
+async def _begins(here: Machine, number: int) -> None:
+    await here.until(lambda: here.log().count("count begins") == number)
+
+
+async def _cut_off_now_and_then(here: Machine, rng: random.Random) -> None:
+    """The launcher's server goes and comes back, with another memory of what it has."""
+    for _ in range(3):
+        await asyncio.sleep(rng.uniform(0.1, 0.9))
+        await here.registry.down()
+        await asyncio.sleep(rng.uniform(0.0, 0.3))
+        await here.registry.up()
+    await asyncio.sleep(rng.uniform(0.1, 0.9))
+
+
+def _lines(log: str) -> list[str]:
+    return [line for line in log.splitlines() if line.startswith("line ")]
+
+
+def _compare(truth: list[str], arrived: list[str]) -> None:
+    """A worker that is killed may have printed one line more than it has told."""
+    assert len(truth) > 200
+    assert len(set(arrived)) == len(arrived)
+    told = set(truth)
+    assert [line for line in arrived if line in told] == truth
+    assert len(arrived) - len(truth) <= 3
+
+
+async def test_a_hundred_followers_of_a_log_see_all_of_it_and_cost_little(tmp_path: Path) -> None:
+    async with machine(tmp_path) as here:
+        process = await here.watch("count", str(tmp_path / "truth"))
+        await here.begins()
+        request = run_pb.TailLogsRequest(
+            run_id=here.run_id, service="rollout", follow=True, lines=1_000_000
+        )
+        spent = time.process_time()
+        heads = await asyncio.gather(*(_head(here, request) for _ in range(TAILS)))
+        # Generous: the launcher, its hundred clients and this test are one process here.
+        assert time.process_time() - spent < 8.0
+        assert all(head == heads[0] for head in heads)
+        process.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(process.wait(), 40)
+
+
+async def _head(here: Machine, request: run_pb.TailLogsRequest) -> list[str]:
+    """The first lines that one follower gets."""
+    lines: list[str] = []
+    call = here.served.runs.TailLogs(request)
+    async for answer in call:
+        lines.append(answer.line)
+        if len(lines) == 100:
+            break
+    call.cancel()
+    return lines

@@ -1,0 +1,15 @@
+"""A fake learner that knows which tasks it is asked for, as the real one does."""
+
+from services.common.main import entry
+from services.learner.sampling.config import SelectConfig
+from tests.launcher.fake_service import FakeConfig, registry, serve
+
+
+class SelectingConfig(FakeConfig):
+    """What a workflow may change."""
+
+    select: SelectConfig = SelectConfig()
+
+
+if __name__ == "__main__":
+    entry("learner", SelectingConfig, lambda: serve, doc="A fake.", registry=registry)

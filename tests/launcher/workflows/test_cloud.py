@@ -1,0 +1,29 @@
+"""`launcher.sky.cloud` restricts a run to one cloud."""
+
+from services.launcher.runs import LEARNER, ROLLOUT
+from services.launcher.sky.candidates import check, machines_of
+from services.launcher.sky_config import Machine, Machines, SkyConfig
+
+ANYWHERE = Machine(accelerators="H100:1")
+LAMBDA = Machine(infra="lambda/us-east-1", accelerators="H100:1")
+RUNPOD = Machine(infra="runpod", accelerators="H100:1")
+
+
+def test_candidates_elsewhere_are_left_out_and_those_of_no_cloud_go_there() -> None:
+    config = SkyConfig(cloud="lambda", learner=Machines(ordered=(RUNPOD, LAMBDA, ANYWHERE)))
+    assert check(config, LEARNER) == []
+    found = machines_of(config, LEARNER)
+    assert [machine.infra for machine in found.ordered] == ["lambda/us-east-1", "lambda"]
+    assert all(machine.accelerators == "H100:1" for machine in found.ordered)
+
+
+def test_a_service_that_asks_for_nothing_goes_to_that_cloud_too() -> None:
+    found = machines_of(SkyConfig(cloud="nebius"), ROLLOUT)
+    assert [machine.infra for machine in found.candidates] == ["nebius"]
+
+
+def test_a_cloud_without_candidates_is_refused_by_name() -> None:
+    config = SkyConfig(cloud="vast", learner=Machines(any_of=(RUNPOD, LAMBDA)))
+    (problem,) = check(config, LEARNER)
+    assert problem.startswith("launcher.sky.cloud: launcher.sky.learner has no candidate at 'vast'")
+    assert "lambda, runpod" in problem

@@ -1,0 +1,99 @@
+"""What the workflows say, without a runner."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[3]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+INPUTS = {
+    *("modality", "env_key", "env_keys", "difficulty", "max_tasks", "cloud", "task_name"),
+    *("data_version", "resume_run_name", "max_cost", "disable_slack"),
+}
+SECRETS = {
+    *("FLEET_API_KEY", "WANDB_API_KEY_TOOL_USE", "WANDB_API_KEY_COMPUTER_USE", "LAMBDA_API_KEY"),
+    *("RUNPOD_API_KEY", "VAST_API_KEY", "PRIME_INTELLECT_API_KEY", "NEBIUS_CREDENTIALS_JSON"),
+    *("NEBIUS_TENANT_ID", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "SLACK_BOT_TOKEN"),
+}
+
+
+def read(path: Path) -> dict[Any, Any]:
+    return yaml.safe_load(path.read_text())
+
+
+def steps(path: Path) -> list[dict[str, Any]]:
+    return [step for job in read(path)["jobs"].values() for step in job["steps"]]
+
+
+def train() -> dict[Any, Any]:
+    return read(ROOT / ".github/workflows/train-skypilot.yml")
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_may_read_and_no_more_and_ends(path: Path) -> None:
+    workflow = read(path)
+    assert workflow["permissions"] == {"contents": "read"}
+    assert all(job["timeout-minutes"] for job in workflow["jobs"].values())
+    assert all("permissions" not in job for job in workflow["jobs"].values())
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_nothing_from_outside_becomes_part_of_a_program(path: Path) -> None:
+    for step in steps(path):
+        assert "${{" not in step.get("run", "")
+        assert "secrets" not in step.get("run", "")
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_every_action_is_pinned_to_a_commit_and_keeps_no_credentials(path: Path) -> None:
+    for step in steps(path):
+        if "uses" not in step:
+            continue
+        assert re.fullmatch(r"actions/[a-z-]+@[0-9a-f]{40}", step["uses"])
+        if "checkout" in step["uses"]:
+            assert step["with"]["persist-credentials"] is False
+
+
+def test_the_training_workflow_takes_what_it_is_known_to_take() -> None:
+    workflow = train()
+    assert workflow["name"] == "Fleet Task Training (SkyPilot)"
+    # YAML 1.1 reads `on` as true.
+    asked = workflow[True]["workflow_dispatch"]["inputs"]
+    assert set(asked) == INPUTS
+    assert all("default" in each for each in asked.values())
+
+
+def test_every_spec_that_may_be_chosen_is_there() -> None:
+    asked = train()[True]["workflow_dispatch"]["inputs"]["task_name"]
+    assert asked["default"] in asked["options"]
+    for name in asked["options"]:
+        assert (ROOT / f"deploy/runs/{name}.toml").is_file()
+
+
+def test_every_input_and_every_secret_reaches_the_step_that_submits() -> None:
+    (job,) = train()["jobs"].values()
+    (submit,) = [step for step in job["steps"] if step.get("id") == "submit"]
+    text = " ".join(str(value) for value in submit["env"].values())
+    assert {name for name in INPUTS if f"inputs.{name} " in text} == INPUTS
+    assert set(re.findall(r"secrets\.(\w+)", text)) == SECRETS
+    variables = {name for name, value in submit["env"].items() if "inputs." in value}
+    script = (ROOT / submit["run"]).read_text()
+    # wandb's key goes to whatever runs.
+    unread = {name for name in variables if not re.search(rf"\${{?{name}\b", script)}
+    assert unread == {"WANDB_API_KEY"}
+
+
+def test_a_cancelled_job_cancels_its_run() -> None:
+    (job,) = train()["jobs"].values()
+    (cancel,) = [step for step in job["steps"] if step.get("id") == "cancel"]
+    assert cancel["if"] == "cancelled()"
+    assert "gha-${{ github.run_id }}" in job["env"]["REQUEST_ID"]
+
+
+def test_reaping_is_scheduled_and_ci_runs_what_everybody_runs() -> None:
+    assert read(ROOT / ".github/workflows/reap.yml")[True]["schedule"]
+    ci = steps(ROOT / ".github/workflows/ci.yml")
+    assert ci[-1]["run"] == ".ci/run"

@@ -1,0 +1,221 @@
+"""The steps of the training workflow, as they stand there, against a real launcher."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from services.common.config import load_spec
+from services.launcher import address_file, plan
+from services.launcher.runs import RunState
+from services.launcher.store import Store, StoredRun
+from services.learner.sampling.config import SelectConfig
+from tests.launcher.harness import spec
+
+ROOT = Path(__file__).resolve().parents[3]
+REQUEST = "gha-1-1"
+# As a form leaves them that nobody has filled in, but for the spec and its machine.
+FORM = {
+    "TASK_NAME": "fake",
+    "MODALITY": "all",
+    "ENV_KEY": "",
+    "ENV_KEYS": "",
+    "DIFFICULTY": "all",
+    "MAX_TASKS": "",
+    "CLOUD": "spec",
+    "DATA_VERSION": "",
+    "RESUME_RUN_NAME": "",
+    "MAX_COST": "",
+    "DISABLE_SLACK": "false",
+}
+
+
+def step(name: str) -> str:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/train-skypilot.yml").read_text())
+    (job,) = workflow["jobs"].values()
+    (found,) = [each["run"] for each in job["steps"] if each.get("id") == name]
+    return found
+
+
+def checkout(folder: Path, *, steps: int = 2, flotilla: str = "") -> Path:
+    """What the job has of the repository, with a spec of fakes."""
+    for part in (".ci", "deploy/runs", ".venv-sky/bin"):
+        (folder / part).mkdir(parents=True)
+    shutil.copy(ROOT / ".ci/submit", folder / ".ci/submit")
+    wish = spec(learner={"steps": steps, "step_s": 0.1})
+    wish["launcher"]["modules"]["learner"] = "tests.launcher.workflows.fake_learner"
+    (folder / "deploy/runs/fake.toml").write_text(_toml(wish))
+    real = f'exec {sys.executable} -m services.launcher.cli "$@"'
+    program = folder / ".venv-sky/bin/flotilla"
+    program.write_text(f"#!/bin/sh\n{flotilla or real}\n")
+    program.chmod(0o755)
+    return folder
+
+
+def _toml(table: Mapping[str, Any], prefix: str = "") -> str:
+    """Enough of TOML for a spec of fakes."""
+    plain = {key: value for key, value in table.items() if not isinstance(value, dict)}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in plain.items()]
+    for key, value in table.items():
+        if isinstance(value, dict):
+            lines += [f"[{prefix}{key}]", _toml(value, f"{prefix}{key}.")]
+    return "\n".join(lines)
+
+
+@asynccontextmanager
+async def launcher(runs: Path) -> AsyncGenerator[str]:
+    """A launcher elsewhere; what a repository keeps of it as a secret."""
+    await asyncio.to_thread(runs.mkdir)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "services.launcher", "--runs", str(runs)),
+        cwd=ROOT,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        yield await asyncio.to_thread(_secret_of, runs)
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+def _secret_of(runs: Path) -> str:
+    while address_file.read(runs) is None:
+        time.sleep(0.05)
+    return (runs / "launcher.json").read_text()
+
+
+async def start(name: str, folder: Path, secret: str, **form: str) -> asyncio.subprocess.Process:
+    """Run a step as GitHub does: `bash -e`, what was asked in the environment."""
+    surroundings = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'gen'}",
+        "FLOTILLA_LAUNCHER": secret,
+        "REQUEST_ID": REQUEST,
+        "GITHUB_STEP_SUMMARY": str(folder / "summary.md"),
+    }
+    return await asyncio.create_subprocess_exec(
+        *("bash", "-e", "-c", step(name)),
+        cwd=folder,
+        env={**surroundings, **FORM, **form},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+async def run_step(name: str, folder: Path, secret: str, **form: str) -> tuple[int | None, str]:
+    process = await start(name, folder, secret, **form)
+    output, _ = await process.communicate()
+    return process.returncode, output.decode()
+
+
+def stored_runs(runs: Path) -> list[StoredRun]:
+    store = Store(runs / "launcher.sqlite")
+    found = store.newest()
+    store.close()
+    return found
+
+
+async def test_a_run_is_submitted_with_all_that_was_asked_and_followed(tmp_path: Path) -> None:
+    folder, runs = checkout(tmp_path / "job"), tmp_path / "runs"
+    form = {
+        "MODALITY": "computer_use",
+        "ENV_KEY": "shop",
+        "ENV_KEYS": "booking, tracker",
+        "DIFFICULTY": "2,3",
+        "MAX_TASKS": "100",
+        "DATA_VERSION": "0.3",
+        "MAX_COST": "25.5",
+        "DISABLE_SLACK": "true",
+    }
+    async with launcher(runs) as secret:
+        code, output = await run_step("submit", folder, secret, **form)
+        assert code == 0, output
+        assert "run completed" in output
+        again, output = await run_step("submit", folder, secret, **form)
+        assert again == 0, output
+    (stored,) = stored_runs(runs)
+    told = json.loads(stored.spec_json)
+    assert SelectConfig.model_validate(told["learner"]["select"]) == SelectConfig(
+        modality="computer_use",
+        env_keys=("shop", "booking", "tracker"),
+        difficulty=(2, 3),
+        max_tasks=100,
+        data_version="0.3",
+    )
+    assert told["launcher"]["max_cost"] == 25.5
+    assert told["launcher"]["notify"]["disable_slack"] is True
+    assert stored.run.run_id in (folder / "summary.md").read_text()
+    assert json.loads(secret)["token"] not in output
+
+
+async def test_cancelling_the_job_cancels_the_run(tmp_path: Path) -> None:
+    folder, runs = checkout(tmp_path / "job", steps=10_000), tmp_path / "runs"
+    async with launcher(runs) as secret:
+        process = await start("submit", folder, secret)
+        assert process.stdout is not None
+        async for line in process.stdout:
+            if b"run running" in line:
+                break
+        # As a runner does to what has not ended some seconds after it was asked to.
+        os.killpg(process.pid, signal.SIGKILL)
+        await process.communicate()
+        code, output = await run_step("cancel", folder, secret)
+        assert code == 0, output
+        assert "stopped, machines: verified" in output
+        (stored,) = stored_runs(runs)
+        assert stored.run.state is RunState.STOPPED
+        again, _ = await run_step("cancel", folder, secret)
+        assert again == 0
+
+
+async def test_what_was_cancelled_before_it_began_never_begins(tmp_path: Path) -> None:
+    folder, runs = checkout(tmp_path / "job"), tmp_path / "runs"
+    async with launcher(runs) as secret:
+        code, output = await run_step("cancel", folder, secret)
+        assert code == 0, output
+        assert "none will be" in output
+        code, output = await run_step("submit", folder, secret)
+        assert code == 1
+        assert "was cancelled before it began a run" in output
+    assert stored_runs(runs) == []
+
+
+async def arguments_of(tmp_path: Path, **form: str) -> list[str]:
+    folder = checkout(tmp_path / "job", flotilla='printf "%s\\n" "$@"')
+    code, output = await run_step("submit", folder, "", **form)
+    assert code == 0, output
+    return output.splitlines()
+
+
+async def test_clouds_and_the_run_to_go_on_with_are_asked_for_by_name(tmp_path: Path) -> None:
+    asked = await arguments_of(tmp_path, CLOUD="lambda", RESUME_RUN_NAME="demo-1")
+    assert asked[:3] == ["submit", "deploy/runs/fake.toml", "--request-id"]
+    assert asked[asked.index("--resume") + 1] == "demo-1"
+    overrides = [each for each in asked if each.startswith("--launcher.")]
+    text = await asyncio.to_thread(load_spec, tmp_path / "job/deploy/runs/fake.toml", overrides)
+    config = plan.read_spec(json.dumps(text)).config
+    assert (config.backend, config.sky.cloud) == ("sky", "lambda")
+
+
+async def test_what_is_typed_into_a_form_is_never_run(tmp_path: Path) -> None:
+    evil = "$(touch pwned)`touch pwned`\"; touch pwned; '"
+    asked = await arguments_of(tmp_path, ENV_KEYS=evil, MAX_TASKS=evil, RESUME_RUN_NAME=evil)
+    assert f"--learner.select.max_tasks={evil}" in asked
+    assert not (tmp_path / "job/pwned").exists()
+
+
+async def test_a_spec_outside_its_folder_is_refused(tmp_path: Path) -> None:
+    folder = checkout(tmp_path / "job")
+    code, output = await run_step("submit", folder, "", TASK_NAME="../../etc/passwd")
+    assert code == 2
+    assert "task_name" in output

@@ -1,0 +1,118 @@
+"""What a box consists of and where its files lie."""
+
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+# The login host: it also runs the controller, SkyPilot's API server, the emulator and the tests.
+LOGIN = "ctl"
+
+
+def _base() -> Path:
+    # Short, because paths of sockets may have 108 characters, and readable for the nodes' user.
+    return Path(os.environ.get("FLOTILLA_SKY_BASE", "/var/tmp/flotilla-sky"))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One box. Two on one machine need another `base`, `user`, `prefix` and `network`."""
+
+    base: Path = field(default_factory=_base)
+    # The ordinary user that every daemon and every job runs as.
+    user: str = "flotilla-node"
+    prefix: str = "flo"
+    network: str = "10.88.0"
+    cluster: str = "mini"
+    gpu_nodes: int = 3
+    cpu_nodes: int = 2
+    # What Slurm believes that a node has; nothing is measured or enforced.
+    cpus: int = 4
+    memory_mb: int = 16000
+    gpu: str = "h100"
+    gpus: int = 2
+    # Without them there is Slurm only: SkyPilot would download what its nodes need.
+    runtimes: bool = True
+
+    @property
+    def nodes(self) -> list[str]:
+        """Those with GPUs first."""
+        return [f"{self.cluster}{number}" for number in range(1, self.count + 1)]
+
+    @property
+    def count(self) -> int:
+        return self.gpu_nodes + self.cpu_nodes
+
+    @property
+    def hosts(self) -> list[str]:
+        return [LOGIN, *self.nodes]
+
+    def address(self, host: str) -> str:
+        """The IPv4 address of a host of the box."""
+        last = 1 if host == LOGIN else 11 + self.nodes.index(host)
+        return f"{self.network}.{last}"
+
+    def namespace(self, host: str) -> str:
+        """The name of the network namespace that is this host."""
+        return f"{self.prefix}-{host}"
+
+    @property
+    def conf(self) -> Path:
+        return self.base / "conf"
+
+    @property
+    def slurm_conf(self) -> Path:
+        return self.conf / "slurm.conf"
+
+    @property
+    def log(self) -> Path:
+        return self.base / "log"
+
+    @property
+    def run(self) -> Path:
+        return self.base / "run"
+
+    @property
+    def shim(self) -> Path:
+        """Comes first in the PATH of every node."""
+        return self.base / "shim"
+
+    @property
+    def ssh(self) -> Path:
+        return self.base / "ssh"
+
+    @property
+    def home(self) -> Path:
+        """The home of the nodes' user, shared by all nodes as Slurm clusters do."""
+        return self.base / "home"
+
+    @property
+    def shared(self) -> Path:
+        """A folder that nodes and tests may write: where runs upload to."""
+        return self.base / "shared"
+
+    @property
+    def node_tmp(self) -> Path:
+        """Each node sees a folder of its own here."""
+        return self.base / "ntmp"
+
+    @property
+    def client(self) -> Path:
+        """The home of SkyPilot's client and API server."""
+        return self.base / "client"
+
+    @property
+    def path(self) -> str:
+        return f"{self.shim}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+
+
+# What the nodes run services with: the project's environment with torch and vLLM.
+SERVICES_PYTHON = ROOT / ".venv/bin/python"
+
+
+def needed_by_nodes() -> list[Path]:
+    """What lies outside of a box and must be readable inside it, be it below a private home."""
+    pythons = [Path(sys.executable), SERVICES_PYTHON]
+    prefixes = {path.resolve().parents[1] for path in pythons if path.exists()}
+    return sorted({ROOT, *prefixes})

@@ -1,0 +1,89 @@
+"""What tests ask of the emulated cloud, and the emulator as a process on the login host."""
+
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from typing import Any
+
+from tests.sky.box import BoxError, Layout
+from tests.sky.box.layout import LOGIN, ROOT
+from tests.sky.box.namespaces import entered
+from tests.sky.catalog import LAMBDA_REGIONS
+from tests.sky.offline import cloud_url
+
+_START_S = 20.0
+
+
+class Cloud:
+    """The emulator: its faults, and its own list of machines, which nobody else can falsify."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with (
+            entered(self.layout.namespace(LOGIN)),
+            (self.layout.log / "cloud.out").open("a") as log,
+        ):
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.sky.lambda_cloud"],
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + _START_S
+        while not self.answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise BoxError(f"the emulated cloud did not start: see {log.name}")
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        """The emulator takes its machines with it."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(_START_S)
+            self._process = None
+
+    def answers(self) -> bool:
+        try:
+            self._ask()
+        except OSError:
+            # No emulator, or no box.
+            return False
+        return True
+
+    def machines(self) -> list[dict[str, Any]]:
+        """Those that are billed now: `id`, `name`, `ip`, `status`, `region`, `instance_type`."""
+        return self._ask()["machines"]
+
+    def calls(self) -> list[str]:
+        """The paths of the POST requests so far."""
+        return self._ask()["calls"]
+
+    def set_capacity(self, left: int, *regions: str) -> None:
+        """How many more machines each of these regions can give; of all when none is named."""
+        self._ask({"capacity": dict.fromkeys(regions or LAMBDA_REGIONS, left)})
+
+    def set_boot_delay(self, seconds: float) -> None:
+        """How long the next machines take to become active."""
+        self._ask({"boot_delay_s": seconds})
+
+    def set_away(self, away: bool) -> None:
+        """While away, the cloud's API hangs up on everybody; machines go on."""
+        self._ask({"away": away})
+
+    def preempt(self, identity: str) -> None:
+        """Take a machine away without a notice."""
+        self._ask({"preempt": identity})
+
+    def _ask(self, wish: dict[str, Any] | None = None) -> dict[str, Any]:
+        data = None if wish is None else json.dumps(wish).encode()
+        with entered(self.layout.namespace(LOGIN)):
+            request = urllib.request.Request(f"{cloud_url(self.layout)}/_emulator", data)
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return json.load(answer)

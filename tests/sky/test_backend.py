@@ -1,0 +1,142 @@
+"""SkyPilot, unmodified, starts replicas on a Slurm cluster's nodes and takes them away again."""
+
+import asyncio
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.launcher.adapters.sky_backend import SkyBackend
+from services.launcher.adapters.sky_client import SkyClient
+from services.launcher.config import LauncherConfig
+from services.launcher.ports import BackendError, Launch
+from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT, Exit, Key
+from services.launcher.sky import names
+from tests.sky.box.layout import ROOT
+from tests.sky.session import SkySession
+
+pytestmark = [
+    pytest.mark.sky,
+    pytest.mark.timeout(900),
+    # SkyPilot uses what its own dependencies deprecate.
+    pytest.mark.filterwarnings("ignore"),
+]
+_CPU = {"infra": "slurm/mini/cpu", "cpus": "1", "memory": "1"}
+_GPU = {"infra": "slurm/mini/gpu", "cpus": "1", "memory": "1", "accelerators": "H100:1"}
+_SECRETS = {"FLOTILLA_TOKEN": "canary-token", "FLOTILLA_TLS": "canary-tls"}
+
+
+@pytest.fixture
+def backend(sky_session: SkySession, tmp_path: Path) -> SkyBackend:
+    return SkyBackend(tmp_path / "runs", ROOT, SkyClient(), poll_s=3.0)
+
+
+def _config(mode: str = "group", **sky: Any) -> LauncherConfig:
+    machines = {
+        "learner": {"ordered": [_GPU]},
+        "env_gateway": {"ordered": [_CPU]},
+        "rollout": {"ordered": [_CPU]},
+    }
+    settings = {
+        "mode": mode,
+        "setup": "echo set up",
+        "python": "tests/sky/replica.sh",
+        "commit": "HEAD",
+        **machines,
+        **sky,
+    }
+    whole = {"backend": "sky", "max_hours": 0.5, "sky": settings}
+    return LauncherConfig.model_validate(whole)
+
+
+def _launch(tmp_path: Path, run_id: str, key: Key, config: LauncherConfig) -> Launch:
+    log = tmp_path / f"{key[0]}-{key[1]}.log"
+    return Launch(
+        run_id, key, (), _SECRETS, log, registry="10.88.0.1:4000", spec_json="{}", config=config
+    )
+
+
+def _allocations(box: SkySession) -> list[str]:
+    """What Slurm itself says is running: the oracle."""
+    listed = subprocess.run(
+        ("squeue", "--noheader", "--format=%j"),
+        env={"SLURM_CONF": str(box.layout.slurm_conf), "PATH": "/usr/bin:/bin"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return listed.stdout.split()
+
+
+async def test_a_group_scales_by_members_and_leaves_nothing(
+    sky_session: SkySession, backend: SkyBackend, tmp_path: Path
+) -> None:
+    run_id, config = "group-20260101-000000", _config()
+
+    def launch(key: Key) -> Launch:
+        return _launch(tmp_path, run_id, key, config)
+
+    keys = [(LEARNER, 0), (GATEWAY, 0), (ROLLOUT, 0)]
+    learner, gateway, rollout = await asyncio.gather(*(backend.start(launch(k)) for k in keys))
+    assert len(_allocations(sky_session)) == 3
+    second = await backend.start(launch((ROLLOUT, 1)))
+    assert len(_allocations(sky_session)) == 4
+    ended = asyncio.create_task(backend.wait(second))
+    await backend.kill(second)
+    assert await ended == Exit(-15)
+    successor = SkyBackend(tmp_path / "runs", ROOT, SkyClient(), poll_s=3.0)
+    assert await successor.attach(launch((LEARNER, 0)), learner)
+    assert await successor.find(launch((ROLLOUT, 0))) is not None
+    assert await successor.find(launch((ROLLOUT, 1))) is None
+    assert {unit.name for unit in await successor.orphans([])} == {
+        unit.name for unit in (learner, gateway, rollout)
+    }
+    assert await successor.reap([run_id]) == []
+    await _cleaned(successor, run_id)
+    assert await successor.wait(rollout) == Exit(-15)
+    await _until(lambda: not _allocations(sky_session))
+
+
+async def test_a_cluster_per_replica_is_reaped_when_no_run_owns_it(
+    sky_session: SkySession, backend: SkyBackend, tmp_path: Path
+) -> None:
+    run_id, config = "cluster-20260101-000000", _config("cluster")
+    launch = _launch(tmp_path, run_id, (ROLLOUT, 0), config)
+    unit = await backend.start(launch)
+    owned = names.parse(unit.name)
+    assert owned is not None and owned.key == (ROLLOUT, 0)
+    assert await backend.attach(launch, unit)
+    assert len(await backend.reap([])) == 1
+    assert await backend.wait(unit) == Exit(1, "its machine is gone")
+    await _until(lambda: not _allocations(sky_session))
+    await _cleaned(backend, run_id)
+
+
+async def test_a_machine_that_nobody_has_at_any_time_is_a_wrong_wish(
+    backend: SkyBackend, tmp_path: Path
+) -> None:
+    wish = {"ordered": [{**_GPU, "accelerators": "H100:2", "cpus": "64"}]}
+    config = _config("cluster", rollout=wish)
+    launch = _launch(tmp_path, "nothing-20260101-000000", (ROLLOUT, 0), config)
+    with pytest.raises(BackendError, match="does not contain any instances") as caught:
+        await backend.start(launch)
+    assert type(caught.value) is BackendError
+
+
+async def _cleaned(backend: SkyBackend, run_id: str) -> None:
+    """As the launcher does: again, until there is evidence."""
+    evidence = await backend.clean(run_id)
+    for _ in range(4):
+        if not evidence.gone:
+            evidence = await backend.clean(run_id)
+    assert evidence.gone, evidence.detail
+
+
+async def _until(condition: Callable[[], bool], limit_s: float = 120.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(1.0)

@@ -1,0 +1,60 @@
+"""SkyPilot takes the task files in deploy/sky as they are, and knows the prices that plans show."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.launcher.adapters.sky_prices import SkyPrices
+from services.launcher.sky.prices import Catalog
+from services.launcher.sky_config import Machine, Machines
+from tests.sky.box.layout import ROOT
+from tests.sky.catalog import write_catalog
+
+pytestmark = [
+    pytest.mark.sky,
+    # SkyPilot uses what its own dependencies deprecate.
+    pytest.mark.filterwarnings("ignore"),
+]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home with a catalog, so that SkyPilot asks nobody on the internet."""
+    write_catalog(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_a_whole_run_on_one_machine_is_launched_by_its_key_and_choices(home: Path) -> None:
+    dags: Any = import_module("sky.utils.dag_utils")
+    path = ROOT / "deploy/sky/openenv-fleet-grpo.yaml"
+    choices = [("MODALITY", "tool_use"), ("MAX_TASKS", "100")]
+    dag = dags.load_dag_from_yaml(str(path), choices, [("FLEET_API_KEY", "canary-key")])
+    (task,) = dag.tasks
+    assert task.envs["MODALITY"] == "tool_use" and task.envs["MAX_TASKS"] == "100"
+    assert {str(r.cloud).lower() for r in task.resources} >= {"lambda", "runpod"}
+    assert all(resources.autostop_config.down for resources in task.resources)
+
+
+@pytest.mark.parametrize("name", ["qwen3-8b", "qwen3-32b", "tiny-slurm"])
+def test_a_group_is_a_job_group_whose_end_is_its_learners(home: Path, name: str) -> None:
+    dags: Any = import_module("sky.utils.dag_utils")
+    dag = dags.load_dag_from_yaml(str(ROOT / f"deploy/sky/{name}-group.yaml"))
+    assert dag.is_job_group() and len(dag.tasks) == 2
+    assert dag.primary_tasks == [dag.tasks[0].name]
+    member = dags.load_dag_from_yaml(str(ROOT / f"deploy/sky/{name}-rollout.yaml"))
+    assert [task.num_nodes for task in member.tasks] == [1]
+
+
+def test_prices_of_skypilot_and_of_its_catalog_agree(home: Path) -> None:
+    catalog = Catalog(home / ".sky")
+    for machine in (
+        Machine(infra="lambda", accelerators="H100:1"),
+        Machine(infra="lambda/us-east-1", accelerators="H100:8"),
+        Machine(infra="runpod", accelerators="H100-SXM:1", use_spot=True),
+    ):
+        # With nothing to fall back on, the price is SkyPilot's own.
+        price = SkyPrices(Catalog(home / "empty")).cheapest(Machines(any_of=(machine,)))
+        assert price is not None and price == pytest.approx(catalog.price(machine))
