@@ -13,9 +13,7 @@ from tests.sky.box.files import ssh_client_config
 from tests.sky.box.layout import LOGIN
 from tests.sky.catalog import write_catalog
 
-API_PORT = 46580
 CLOUD_PORT = 18080
-API_URL = f"http://127.0.0.1:{API_PORT}"
 # SkyPilot sends it as a bearer token, and copies it to every machine that stops itself.
 CLOUD_KEY = "emu-key"
 _BUILD_WHEEL = "from sky.backends import wheel_utils; wheel_utils.build_sky_wheel()"
@@ -26,11 +24,17 @@ def cloud_url(layout: Layout) -> str:
     return f"http://{layout.address(LOGIN)}:{CLOUD_PORT}"
 
 
+def api_url(layout: Layout) -> str:
+    """Where SkyPilot's API server listens on the login host."""
+    return f"http://127.0.0.1:{layout.api_port}"
+
+
 def environment(layout: Layout) -> dict[str, str]:
     """What a process that uses SkyPilot on the login host has in its environment."""
     return {
         "HOME": str(layout.client),
-        "SKYPILOT_API_SERVER_ENDPOINT": API_URL,
+        "SKYPILOT_API_SERVER_ENDPOINT": api_url(layout),
+        "SKYPILOT_API_SERVER_LOCAL_PORT": str(layout.api_port),
         "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }

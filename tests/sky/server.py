@@ -8,7 +8,7 @@ import urllib.request
 from tests.sky.box import BoxError, Layout
 from tests.sky.box.layout import LOGIN, ROOT
 from tests.sky.box.namespaces import entered
-from tests.sky.offline import API_URL, environment
+from tests.sky.offline import api_url, environment
 
 _START_S = 120.0
 _STOP_S = 30.0
@@ -64,7 +64,7 @@ class ApiServer:
         try:
             with (
                 entered(self.layout.namespace(LOGIN)),
-                urllib.request.urlopen(f"{API_URL}/api/health", timeout=2) as answer,
+                urllib.request.urlopen(f"{api_url(self.layout)}/api/health", timeout=2) as answer,
             ):
                 return answer.status == 200
         except OSError:

@@ -10,20 +10,33 @@ ROOT = Path(__file__).parents[3]
 LOGIN = "ctl"
 
 
+def _number() -> int:
+    """Which of the boxes of this machine: another number shares nothing with this one."""
+    return int(os.environ.get("FLOTILLA_SKY_BOX", "0"))
+
+
+def _own(name: str) -> str:
+    number = _number()
+    return f"{name}{number}" if number else name
+
+
 def _base() -> Path:
     # Short, because paths of sockets may have 108 characters, and readable for the nodes' user.
-    return Path(os.environ.get("FLOTILLA_SKY_BASE", "/var/tmp/flotilla-sky"))
+    return Path(os.environ.get("FLOTILLA_SKY_BASE", _own("/var/tmp/flotilla-sky")))
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One box. Two on one machine need another `base`, `user`, `prefix` and `network`."""
+    """One box. Two on one machine need another `base`, `user`, `prefix`, `network` and `api_port`;
+    FLOTILLA_SKY_BOX=1 gives a second box all of these."""
 
     base: Path = field(default_factory=_base)
     # The ordinary user that every daemon and every job runs as.
-    user: str = "flotilla-node"
-    prefix: str = "flo"
-    network: str = "10.88.0"
+    user: str = field(default_factory=lambda: _own("flotilla-node"))
+    prefix: str = field(default_factory=lambda: _own("flo"))
+    network: str = field(default_factory=lambda: f"10.88.{_number()}")
+    # Of SkyPilot's API server, which is stopped by its port, whatever network it is in.
+    api_port: int = field(default_factory=lambda: 46580 + _number())
     cluster: str = "mini"
     gpu_nodes: int = 3
     cpu_nodes: int = 2
