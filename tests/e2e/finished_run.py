@@ -38,7 +38,7 @@ class FinishedRun:
 
     @property
     def folder(self) -> Path:
-        [found] = (path for path in self.runs.iterdir() if path.is_dir())
+        [found] = (path for path in self.runs.glob("[!.]*") if path.is_dir())
         return found
 
     @property

@@ -197,6 +197,10 @@ class FaultRun:
             with suppress(psutil.NoSuchProcess):
                 victim.kill()
 
+    def kill_command(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+
     def kill_launcher(self) -> None:
         address = address_file.read(self.runs)
         assert address is not None

@@ -1,5 +1,6 @@
 """kill -9 of any process of a run: the run goes on, and nothing is trained twice or lost."""
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,9 +47,10 @@ async def test_a_killed_learner_ends_with_the_parameters_of_an_undisturbed_one(
     await run.train()
     await run.step(1)
     run.keep_payloads()
+    run.kill_command()
     run.kill_launcher()
     run.kill(LEARNER, RANK, ROLLOUT, GATEWAY)
-    assert await run.exit() == 1
+    assert await run.exit() == -signal.SIGKILL
     await _refuses_another_policy(run, policy)
     await run.train("--resume")
     await run.step(5)

@@ -58,6 +58,11 @@ class SlackDouble:
             return self._fail(fault, request)
         return web.json_response({"ok": True, "channel": CHANNEL_ID, "ts": message["ts"]})
 
+    async def who(self, request: web.Request) -> web.StreamResponse:
+        problem = self._problem(request, CHANNEL_ID, by_id=True)
+        known = {"ok": True, "user": "flotilla", "team": "Fleet"}
+        return _no(problem) if problem else web.json_response(known)
+
     async def history(self, request: web.Request) -> web.StreamResponse:
         problem = self._problem(request, request.query["channel"], by_id=True)
         if problem or not self.readable:
@@ -100,6 +105,7 @@ async def slack(port: int = 0) -> AsyncGenerator[SlackDouble]:
     double = SlackDouble()
     app = web.Application()
     app.router.add_post("/api/chat.postMessage", double.post)
+    app.router.add_post("/api/auth.test", double.who)
     app.router.add_get("/api/conversations.history", double.history)
     app.router.add_get("/api/conversations.replies", double.replies)
     runner = web.AppRunner(app)

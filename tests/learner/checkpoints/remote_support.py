@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import httpx
 from moto.server import ThreadedMotoServer
 
 from services.learner.adapters.fake import FakeRanks
@@ -37,6 +38,8 @@ def s3_server() -> Generator[str]:
     try:
         host, port = server.get_host_and_port()
         endpoint = f"http://{host}:{port}"
+        # Servers of one process share what they keep.
+        httpx.post(f"{endpoint}/moto-api/reset").raise_for_status()
         files: Any = fsspec.filesystem("s3", endpoint_url=endpoint, skip_instance_cache=True)
         files.mkdir(BUCKET)
         yield endpoint
