@@ -156,7 +156,8 @@ async def _until_told(stop: asyncio.Event, launcher: Launcher, idle_exit: float 
         if idle_exit is not None and launcher.idle and idle_s > idle_exit:
             return
         try:
-            await asyncio.wait_for(stop.wait(), _IDLE_CHECK_S)
+            async with asyncio.timeout(_IDLE_CHECK_S):
+                await stop.wait()
         except TimeoutError:
             continue
 

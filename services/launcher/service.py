@@ -162,7 +162,9 @@ async def _until(change: asyncio.Event, deadline: float) -> None:
     """Wait for a change; a stream past its age ends with UNAVAILABLE and is asked for again."""
     _check_age(deadline)
     with suppress(TimeoutError):
-        await asyncio.wait_for(change.wait(), max(0.0, deadline - time.monotonic()))
+        # Not wait_for: that one loses a cancellation which comes together with the event.
+        async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+            await change.wait()
 
 
 async def _until_later(deadline: float) -> None:

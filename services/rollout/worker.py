@@ -108,7 +108,9 @@ class Worker:
         self._room.clear()
         try:
             # The policy may arrive without anything else happening here.
-            await asyncio.wait_for(self._room.wait(), 0.2)
+            # Not wait_for: that one loses a cancellation which comes together with the event.
+            async with asyncio.timeout(0.2):
+                await self._room.wait()
         except TimeoutError:
             return
 

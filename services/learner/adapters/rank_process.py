@@ -76,7 +76,8 @@ class RankProcess:
     async def close(self) -> None:
         """Ends it in order, or by force when it does not listen."""
         try:
-            await asyncio.wait_for(self._say_goodbye(), _CLOSE_SECONDS)
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self._say_goodbye()
         except TimeoutError:
             self.kill()
             await self._process.wait()

@@ -91,7 +91,8 @@ class WeightServer:
             return
         process.stdin.close()
         try:
-            await asyncio.wait_for(process.wait(), _CLOSE_SECONDS)
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await process.wait()
         except TimeoutError:
             process.kill()
             await process.wait()
@@ -100,7 +101,8 @@ class WeightServer:
         assert self._process is not None
         assert self._process.stdout is not None
         try:
-            line = await asyncio.wait_for(self._process.stdout.readline(), seconds)
+            async with asyncio.timeout(seconds):
+                line = await self._process.stdout.readline()
         except TimeoutError:
             raise WeightServerError(
                 f"the weight server has not answered for {seconds:.0f} s, see {self._log_path}"
