@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from services.launcher import cli_remote
+from services.launcher import cli_env, cli_remote, cli_tools
+from services.launcher.cli_remote import OVERRIDES, RUNS, Runs
 
 app = typer.Typer(
     name="flotilla",
@@ -23,19 +24,6 @@ app = typer.Typer(
         " table. Everything of a run is under `runs/RUN_ID/`."
     ),
 )
-
-env = typer.Typer(
-    name="env",
-    no_args_is_help=True,
-    help="Looks at the environments of a run, and tries one by hand.",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.add_typer(env)
-cli_remote.add_to(app)
-
-OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
-Runs = Annotated[Path, typer.Option("--runs", help="Folder of all runs.", show_default=True)]
-RUNS = Path("runs")
 
 
 @app.command(context_settings=OVERRIDES)
@@ -217,32 +205,6 @@ def stop(
     _exit(commands.stop(run, grace, runs))
 
 
-@app.command(context_settings={**OVERRIDES, "help_option_names": []})
-def tiny(context: typer.Context) -> None:
-    """Build the tiny policy of the demo: `flotilla tiny build --seed 0 --out build/tiny-0`.
-
-    Takes the arguments of `python -m tools.tiny_policy`; `flotilla tiny --help` lists them.
-    """
-    import subprocess
-
-    command = [sys.executable, "-m", "tools.tiny_policy", *context.args]
-    _exit(subprocess.run(command, check=False).returncode)
-
-
-@app.command(context_settings={**OVERRIDES, "help_option_names": []})
-def emulator(context: typer.Context) -> None:
-    """Serve an emulator of Fleet on this machine: `flotilla emulator --port 8900`.
-
-    Takes the arguments of `python -m environments.fleet_emulator`; `flotilla emulator --help`
-    lists them, and says how Fleet's SDK finds it.
-    """
-    import os
-
-    # In place of this process, so that signals and a parent's end reach the emulator itself.
-    command = [sys.executable, "-m", "environments.fleet_emulator", *context.args]
-    os.execv(sys.executable, command)
-
-
 @app.command(context_settings=OVERRIDES)
 def doctor(
     context: typer.Context,
@@ -276,42 +238,10 @@ def doctor(
     _exit(found)
 
 
-@env.command(name="status")
-def env_status(
-    run: Annotated[str, typer.Argument(help="Id of a run, or `newest`.")] = "newest",
-    address: Annotated[
-        str | None,
-        typer.Option(
-            "--address", help="HOST:PORT of a gateway; its token is taken from FLOTILLA_TOKEN."
-        ),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Everything, as one JSON object.")
-    ] = False,
-    runs: Runs = RUNS,
-) -> None:
-    """Show episodes by state, limits, error rates, and grades with the reasons for missing ones."""
-    from services.launcher.console import env_status as command
-
-    _exit(command.env_status(run, runs, address, as_json=as_json))
-
-
-@env.command(name="try", context_settings=OVERRIDES)
-def env_try(
-    context: typer.Context,
-    spec: Annotated[Path, typer.Argument(help="Run spec; its [env_gateway] is what counts.")],
-    tasks: Annotated[Path, typer.Argument(help="Task file.")],
-    key: Annotated[str | None, typer.Option(help="Key of the task (default: the first).")] = None,
-    answer: Annotated[str | None, typer.Option(help="The final answer to grade.")] = None,
-) -> None:
-    """Play one episode by hand: what a policy would see, and what it would earn.
-
-    Tool calls come from standard input, a name and a JSON object a line; at its end the episode is
-    graded. `--env_gateway.backend=...` and the like override the spec. Exit code: 0 graded, 1 not.
-    """
-    from services.launcher.console import env_try as command
-
-    _exit(command.env_try(spec, tasks, key, answer, context.args))
+# After the commands above, for `--help` lists them in this order.
+cli_env.add_to(app)
+cli_remote.add_to(app)
+cli_tools.add_to(app)
 
 
 def _exit(code: int) -> None:
