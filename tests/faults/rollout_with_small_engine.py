@@ -3,40 +3,51 @@
 `FLOTILLA_TEST_TASKS` names the task file that the engine knows the answers to,
 `FLOTILLA_TEST_ROPE_THETA` the base by which it encodes positions, where it is not the model's, and
 `FLOTILLA_TEST_FOLDER` the folder of the policy, where it is another than the learner's.
+
+Like the service itself it checks its configuration where there is no tokenizer.
 """
 
 import os
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-# The tokenizer does without it, and importing it would take most of a test's time.
-modules: dict[str, Any] = sys.modules
-modules["torch"] = None
+from services.common.main import Runtime, entry
+from services.rollout.__main__ import DOC, load, registry
+from services.rollout.config import RolloutConfig
 
-from services.common.main import entry  # noqa: E402
-from services.rollout.__main__ import DOC, load, registry  # noqa: E402
-from services.rollout.adapters import fake, tokenizer  # noqa: E402
-from services.rollout.config import RolloutConfig  # noqa: E402
-from services.rollout.ports import Tokenizer  # noqa: E402
-from tests.faults import small_policy  # noqa: E402
-from tests.faults.small_engine import SmallEngine  # noqa: E402
+if TYPE_CHECKING:
+    from services.rollout.ports import Tokenizer
+    from tests.faults.small_engine import SmallEngine
 
 TURN_S = 0.1
 ROPE = "FLOTILLA_TEST_ROPE_THETA"
 FOLDER = "FLOTILLA_TEST_FOLDER"
 
 
-def _engine(tokenizer: Tokenizer, turn_end_id: int) -> SmallEngine:
+def _engine(tokenizer: "Tokenizer", turn_end_id: int) -> "SmallEngine":
+    from tests.faults.small_engine import SmallEngine
+
     tasks = Path(os.environ["FLOTILLA_TEST_TASKS"])
     return SmallEngine(tokenizer, turn_end_id, tasks, turn_s=TURN_S)
 
 
-if __name__ == "__main__":
+def _load() -> Callable[[Runtime[RolloutConfig]], Awaitable[None]]:
+    # The tokenizer does without it, and importing it would take most of a test's time.
+    modules: dict[str, Any] = sys.modules
+    modules["torch"] = None
+    from services.rollout.adapters import fake, tokenizer
+    from tests.faults import small_policy
+
     setattr(fake, "FakeEngine", _engine)  # noqa: B010 - a class in place of which a function stands
     theta = float(os.environ.get(ROPE, small_policy.ROPE_THETA))
     setattr(small_policy, "ROPE_THETA", theta)  # noqa: B010 - it is a constant to everybody else
     if FOLDER in os.environ:
         other = Path(os.environ[FOLDER])
         setattr(tokenizer, "model_folder", lambda model, revision: other)  # noqa: B010
-    entry("rollout", RolloutConfig, load, doc=DOC, registry=registry)
+    return load()
+
+
+if __name__ == "__main__":
+    entry("rollout", RolloutConfig, _load, doc=DOC, registry=registry)

@@ -17,7 +17,8 @@ _HEALTH_S = 5.0
 
 def probe(question: Mapping[str, Any]) -> list[Finding]:
     try:
-        sky: Any = importlib.import_module("sky")
+        # `sky.check` is this function or the module of that name, whatever was imported last.
+        sdk: Any = importlib.import_module("sky.client.sdk")
     except ImportError as error:
         return [fail(f"SkyPilot is not installed here ({error})", "make sky")]
     # First by hand: its SDK starts a server of its own where none answers.
@@ -25,7 +26,7 @@ def probe(question: Mapping[str, Any]) -> list[Finding]:
         return [unreachable]
     try:
         # `check` looks at each cloud anew; `enabled_clouds` would tell what it remembers.
-        enabled = sky.get(sky.check(None, verbose=False))
+        enabled = sdk.get(sdk.check(None, verbose=False))
     # Whatever the SDK or the server raise: it is told, with the command that shows more.
     except Exception as error:  # noqa: BLE001
         return [fail(f"sky check failed: {first_line(str(error))}", "see `sky check`")]
