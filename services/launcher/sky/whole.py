@@ -52,7 +52,8 @@ def _script(spec_path: str, config: LauncherConfig) -> str:
     limit = tasks.hard_limit_s(config)
     lines.append(
         f"timeout --kill-after=60 {limit} {config.sky.python} -m services.launcher.cli train"
-        f' {spec_path} "${{CHOSEN[@]}}"'
+        # All on this machine, whatever the spec says of others.
+        f' {spec_path} "${{CHOSEN[@]}}" --launcher.backend=local'
     )
     return (
         "\n".join(['export PYTHONPATH="$PWD:$PWD/gen${PYTHONPATH:+:$PYTHONPATH}"', *lines]) + "\n"
