@@ -10,12 +10,12 @@ from typing import Any
 
 import structlog
 
+from services.common.secret_values import MIN_CHARACTERS, secret_values
+
 MAX_LINE_BYTES = 16 * 1024
 _MAX_VALUE_CHARACTERS = 4 * 1024
-_SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|API_KEY|CREDENTIALS)$")
 _SECRET_FIELD = re.compile(r"^(token|authorization|password|secret|.*api_key)$", re.IGNORECASE)
 _BEARER = re.compile(r"(?i)\bbearer\s+[^\s\"'\\,;]+")
-_MIN_SECRET_CHARACTERS = 8
 _HIDDEN = "***"
 # Of our own lines and of those of libraries.
 _SHARED: list[structlog.typing.Processor] = [
@@ -41,9 +41,8 @@ def setup(
     JSON lines, or key=value where stderr is a terminal (`pretty` decides otherwise). Values of
     environment variables whose names say that they are secret never appear.
     """
-    for name, value in os.environ.items():
-        if _SECRET_NAME.search(name):
-            add_secret(value)
+    for value in secret_values(os.environ):
+        add_secret(value)
     identity = {"service": service, "replica": replica, "run_id": run_id}
     render = _pretty if (sys.stderr.isatty() if pretty is None else pretty) else _json
     handler = logging.StreamHandler(sys.stderr)
@@ -86,14 +85,15 @@ def bind_process(**values: object) -> None:
 
 def add_secret(value: str) -> None:
     """Never let `value` appear in a log line; too short a value would hide ordinary text."""
-    if len(value) >= _MIN_SECRET_CHARACTERS:
+    if len(value) >= MIN_CHARACTERS:
         _secrets.add(value)
         _secrets.add(json.dumps(value)[1:-1])
 
 
 def redact(text: str) -> str:
     """`text` without known secrets and bearer tokens."""
-    for secret in _secrets:
+    # The longest first: one may be part of another.
+    for secret in sorted(_secrets, key=len, reverse=True):
         text = text.replace(secret, _HIDDEN)
     return _BEARER.sub(f"Bearer {_HIDDEN}", text)
 

@@ -111,6 +111,7 @@ async def serve(options: Options) -> None:
 async def _reachable(options: Options, launcher: Launcher) -> AsyncGenerator[None]:
     """Serve RunService, with launcher.json for its clients; beyond loopback under TLS."""
     own = identity.mint_launcher()
+    log.add_secret(own.token)
     server = rpc.server(token=own.token)
     run_service_pb2_grpc.add_RunServiceServicer_to_server(RunService(launcher), server)
     alone_here = is_loopback(split(options.listen, "listen")[0])

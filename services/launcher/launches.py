@@ -1,5 +1,6 @@
 """From a run to the start of one of its replicas."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from services.launcher.config import LauncherConfig
 from services.launcher.plan import log_path, replica_command
 from services.launcher.ports import Launch, Registry
 from services.launcher.runs import Key, Run
+from services.launcher.withheld import withheld
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,4 +41,5 @@ def launch_of(
         registry=registry.address,
         spec_json=spec_json,
         config=config,
+        withheld=withheld(json.loads(spec_json), config, key[0]),
     )

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.common.log import redact
+
 # As long as a log line may be; what is longer comes in pieces.
 LINE_BYTES = 16 * 1024
 _BLOCK = 64 * 1024
@@ -27,11 +29,13 @@ def sources(run_dir: Path, service: str = "") -> dict[str, Path]:
 
 
 def last_lines(path: Path, count: int = 15, limit: int = 4_000) -> str:
-    """The last lines of a log for an error message, at most `limit` characters."""
+    """The last lines of a log for an error message, at most `limit` characters, without secrets:
+    messages go further than logs."""
     if not path.exists():
         return ""
     lines = read(path, tail_position(path, count), 10 * _BLOCK)
-    return "\n".join(line.text for line in lines)[-limit:]
+    # Before the cut, which could leave half of one.
+    return redact("\n".join(line.text for line in lines))[-limit:]
 
 
 def tail_position(path: Path, count: int) -> int:

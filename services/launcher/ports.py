@@ -33,9 +33,10 @@ class BackendUnreachable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One replica to start. `secrets` go into its environment and are written nowhere.
+    """One replica to start. `secrets` are for it alone and are written nowhere.
 
-    `command` is for this machine. A backend of other machines makes its own of the rest.
+    `command` is for this machine, and so are the variables `withheld` from it. A backend of other
+    machines makes its own of the rest.
     """
 
     run_id: str
@@ -51,6 +52,7 @@ class Launch:
     registry: str = ""
     spec_json: str = ""
     config: LauncherConfig = field(default_factory=LauncherConfig)
+    withheld: frozenset[str] = frozenset()
 
     @property
     def name(self) -> str:
@@ -146,7 +148,7 @@ class Registry(Protocol):
     def address(self) -> str: ...
 
     def secrets(self, service: str) -> Mapping[str, str]:
-        """Environment of a replica of this service: the run's token, and its part of TLS."""
+        """What a replica of this service needs, by variable: the run's token, its part of TLS."""
         ...
 
 

@@ -1,12 +1,14 @@
 """Asks every service whether its part of a spec is right, before anything is started."""
 
 import asyncio
+import os
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 from services.launcher.plan import BadSpecError, Plan, check_command
 from services.launcher.runs import SERVICES
+from services.launcher.withheld import withheld
 
 _TIMEOUT_S = 120.0
 
@@ -24,11 +26,13 @@ async def check(plan: Plan) -> None:
 
 async def _check(plan: Plan, service: str, spec: Path) -> str:
     """What one service has to say against the spec; empty when nothing."""
+    hidden = withheld(plan.spec, plan.config, service)
     process = await asyncio.create_subprocess_exec(
         *check_command(plan.config.modules, service, spec),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
+        env={name: value for name, value in os.environ.items() if name not in hidden},
         start_new_session=True,
     )
     try:

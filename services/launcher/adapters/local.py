@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from services.common.shared_memory import SHARED_MEMORY, shared_name
+from services.launcher.adapters.token_pipe import handed_over
 from services.launcher.logs import last_lines
 from services.launcher.ports import BackendError, Evidence, Launch, Offer
 from services.launcher.runs import Exit, Unit
@@ -51,13 +52,14 @@ class LocalBackend:
     async def start(self, launch: Launch) -> Unit:
         # New for each start: ending what is left of one start must not hit the next.
         name = f"{launch.name}#{secrets.token_hex(4)}"
-        environment = {**os.environ, **launch.secrets, MARK: f"{self._owner}:{name}"}
-        environment.update(self._gpus.take(name, launch.gpus))
+        environment = {k: v for k, v in os.environ.items() if k not in launch.withheld}
+        environment |= {MARK: f"{self._owner}:{name}", **self._gpus.take(name, launch.gpus)}
         launch.log.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with launch.log.open("ab") as log:
+            with launch.log.open("ab") as log, handed_over(launch.secrets) as handed:
                 process = await asyncio.create_subprocess_exec(
-                    *launch.command,
+                    *(*launch.command, *handed.arguments),
+                    pass_fds=handed.descriptors,
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=asyncio.subprocess.STDOUT,

@@ -51,7 +51,8 @@ class RunRegistries:
         member = known or identity.mint_run(run_id)
         if known is None:
             identity.store_run(self._runs, member)
-        log.add_secret(member.token)
+        for secret in (member.token, *(tls.to_text() for tls in member.members.values())):
+            log.add_secret(secret)
         encrypted = config.backend != "local"
         stack = AsyncExitStack()
         address = await self._serve(stack, run_id, config, member, _port(remembered))

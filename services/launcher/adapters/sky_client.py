@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from services.common.log import redact
 from services.launcher.ports import (
     BackendError,
     BackendUnreachable,
@@ -252,5 +253,6 @@ def _cluster(record: Any) -> Cluster:
 
 
 def _brief(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+    # It may repeat the task that it is about.
+    text = redact(" ".join(str(error).split()))
     return f"{type(error).__name__}: {text[:500]}"

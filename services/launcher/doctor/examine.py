@@ -73,7 +73,9 @@ def _late(limit_s: float) -> Finding:
 
 
 def _told(result: Result, subject: Subject) -> Result:
-    return replace(result, detail=hide(result.detail, subject.environ))
+    config = subject.plan.config
+    named = (config.notify.slack.token_env, config.notify.webhook_env or "", *config.sky.secrets)
+    return replace(result, detail=hide(result.detail, subject.environ, named))
 
 
 def unknown(names: Collection[str]) -> list[str]:

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from services.common.secret_values import secret_values
+
 
 class Status(StrEnum):
     """Of a finding, the mildest first."""
@@ -65,13 +67,9 @@ def first_line(text: str, limit: int = 300) -> str:
     return (text.strip().splitlines() or [""])[0][:limit]
 
 
-def hide(text: str, environ: Mapping[str, str]) -> str:
-    """`text` without the values of variables that hold secrets: vendors repeat what they got."""
-    for name, value in environ.items():
-        if len(value) >= _SECRET_CHARACTERS and any(word in name.upper() for word in _SECRETS):
-            text = text.replace(value, f"[{name}]")
+def hide(text: str, environ: Mapping[str, str], also: tuple[str, ...] = ()) -> str:
+    """`text` without the values of variables that hold secrets, and of those in `also`: vendors
+    repeat what they got."""
+    for value, name in secret_values(environ, also).items():
+        text = text.replace(value, f"[{name}]")
     return text
-
-
-_SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "WEBHOOK")
-_SECRET_CHARACTERS = 6

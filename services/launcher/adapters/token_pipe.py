@@ -1,0 +1,38 @@
+"""How a replica on this machine gets its token: through a pipe that is empty once it was read.
+
+An environment is inherited by every child, and can be read for as long as the process lives.
+"""
+
+import os
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from services.common.arguments import TOKEN_VARIABLE
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """What the command is started with: further arguments, and descriptors that stay open."""
+
+    arguments: tuple[str, ...] = ()
+    descriptors: tuple[int, ...] = ()
+
+
+@contextmanager
+def handed_over(secrets: Mapping[str, str]) -> Generator[Handed]:
+    """For the start of a process: it may read the token in `secrets`, if there is one."""
+    token = secrets.get(TOKEN_VARIABLE)
+    if token is None:
+        yield Handed()
+        return
+    reader, writer = os.pipe()
+    try:
+        # Less than a pipe holds, so this does not wait for a reader.
+        os.write(writer, token.encode())
+    finally:
+        os.close(writer)
+    try:
+        yield Handed(("--token-file", f"/dev/fd/{reader}"), (reader,))
+    finally:
+        os.close(reader)

@@ -1,0 +1,49 @@
+"""Which of the launcher's own variables a replica on this machine does not get.
+
+A rented machine gets the secrets of its service and no others; here a process would inherit all
+that the launcher was started with.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from services.launcher.address_file import REMOTE_VARIABLE
+from services.launcher.config import LauncherConfig
+from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT, SERVICES
+from services.launcher.sky import secret_names
+
+# Who may have what is known by name; nobody what is the launcher's alone.
+_OF: Mapping[str, tuple[str, ...]] = {
+    "FLEET_API_KEY": (GATEWAY,),
+    "WANDB_API_KEY": (LEARNER,),
+    "AWS_ACCESS_KEY_ID": (LEARNER,),
+    "AWS_SECRET_ACCESS_KEY": (LEARNER,),
+    "AWS_SESSION_TOKEN": (LEARNER,),
+    "FLOTILLA_REMOTE_OPTIONS": (LEARNER,),
+    "HF_TOKEN": (LEARNER, ROLLOUT),
+    "SLACK_BOT_TOKEN": (),
+    REMOTE_VARIABLE: (),
+    "LAMBDA_API_KEY": (),
+    "RUNPOD_API_KEY": (),
+    "VAST_API_KEY": (),
+    "PRIME_INTELLECT_API_KEY": (),
+    "NEBIUS_CREDENTIALS_JSON": (),
+    "NEBIUS_TENANT_ID": (),
+}
+
+
+def withheld(spec: Mapping[str, Any], config: LauncherConfig, service: str) -> frozenset[str]:
+    """Names; what the service's own part of the spec, or `launcher.sky.secrets`, asks for is not
+    among them. The run's own identity comes another way, and another's has no business there."""
+    identity = set(secret_names.IDENTITY)
+    mine = set(secret_names.of_service(spec, config, service)) - identity
+    others = {
+        name
+        for other in SERVICES
+        if other != service
+        for name in secret_names.of_service(spec, config, other)
+    }
+    known = {name for name, owners in _OF.items() if service not in owners}
+    notify = config.notify
+    told = {notify.slack.token_env, notify.webhook_env or notify.slack.token_env}
+    return frozenset((identity | others | known | told) - mine)
