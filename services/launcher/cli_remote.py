@@ -51,8 +51,17 @@ def cancel(
     raise typer.Exit(command.cancel(request_id, runs, grace))
 
 
-def reap(runs: Runs = RUNS) -> None:
-    """End what runs of no run, and name runs that may have left something: then it exits with 1."""
+def reap(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="End nothing: say what would be ended, and why.")
+    ] = False,
+    runs: Runs = RUNS,
+) -> None:
+    """End what runs of no run, and name runs that may have left something: then it exits with 1.
+
+    Without a launcher one is started, and goes again; but not for `--dry-run`, because launchers
+    end at their start what a dead one has left.
+    """
     from services.launcher.console import submit as command
 
-    raise typer.Exit(command.reap(runs))
+    raise typer.Exit(command.reap(runs, dry_run=dry_run))

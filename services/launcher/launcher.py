@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -103,31 +102,30 @@ class Launcher:
         _log.info("took over", run_id=run_id, state=stored.run.state.value)
 
     async def watch_for_leaks(self) -> None:
-        """Now and then end what is of no run, wherever that is. Until cancelled."""
+        """At first and now and then end what is of no run, wherever that is. Until cancelled."""
         while True:
+            await self.reap()
             await asyncio.sleep(REAP_EVERY_S)
-            await self.reap(tuple(self._backends))
 
-    async def reap(self, names: Iterable[str]) -> Reaped:
-        """End what is of no run at these backends, and look again for what ended runs were
-        suspected to have left."""
-        found = Reaped()
+    def _used(self) -> list[str]:
+        """The backends that may hold something of runs here."""
+        used = {"local"} | {stored.run.backend for stored in self.store.newest()}
+        return [name for name in self._equipment.backends if name in used]
+
+    async def reap(self, *, dry_run: bool = False) -> tuple[Reaped, list[str]]:
+        """End what is of no run, and look again for what ended runs were suspected to have left;
+        or only say what that would end. With the runs that are still suspected."""
+        names = self._used()
+        found, seek = Reaped(), leaks.look if dry_run else leaks.reap
         for name in names:
             try:
                 backend = self.backend(name)
             except BackendError as error:
                 found += Reaped(unreachable=[f"{name}: {error}"])
                 continue
-            found += await leaks.reap(name, backend, self.store, self._active)
+            found += await seek(name, backend, self.store, self._active)
         for run_id in found.cleared:
             await self._equipment.registries.close(run_id, forget=True)
-        return found
-
-    async def reap_everywhere(self) -> tuple[Reaped, list[str]]:
-        """At every backend that runs here have used; with the runs that are still suspected."""
-        used = {"local"} | {stored.run.backend for stored in self.store.newest()}
-        names = [name for name in self._equipment.backends if name in used]
-        found = await self.reap(names)
         return found, [s.run.run_id for name in names for s in self.store.suspects(name)]
 
     async def plan(self, spec_json: str) -> tuple[Plan, list[tuple[Launch, int, Offer]]]:

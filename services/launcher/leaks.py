@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from services.common import log
 from services.launcher import books
-from services.launcher.ports import Backend, BackendUnreachable
+from services.launcher.ports import Backend, BackendUnreachable, Stray
 from services.launcher.runs import Cleanup, Note, Outcome, ReplicaState, Run, RunState, Unit
 from services.launcher.store import Store, StoredRun
 
@@ -49,8 +49,8 @@ def _kept(taken: Iterable[StoredRun]) -> Callable[[Unit], bool]:
 
 @dataclass(frozen=True, slots=True)
 class Reaped:
-    """What a look for leaks has ended, by its name at the backend; the runs of which a leak was
-    suspected and nothing is left any more; whom it could not ask, and why."""
+    """What a look for leaks has ended or would end, by its name at the backend; the runs of which
+    a leak was suspected and nothing is left any more; whom it could not ask, and why."""
 
     ended: list[str] = field(default_factory=list[str])
     cleared: list[str] = field(default_factory=list[str])
@@ -65,9 +65,12 @@ class Reaped:
 
 
 async def reap(name: str, backend: Backend, store: Store, active: Collection[str]) -> Reaped:
-    """End what a backend runs of no active run, and look again for what ended runs have left."""
+    """End what a backend runs of no active run, and look again for what ended runs have left.
+
+    `active` changes meanwhile: a run that is begun must not be taken for a stray.
+    """
     try:
-        ended = await backend.reap(frozenset(active))
+        ended = await backend.reap(active)
         if ended:
             _log.warning("reaped", backend=name, names=ended)
         suspects = [stored.run for stored in store.suspects(name)]
@@ -78,7 +81,27 @@ async def reap(name: str, backend: Backend, store: Store, active: Collection[str
     return Reaped(ended, cleared)
 
 
+async def look(name: str, backend: Backend, store: Store, active: Collection[str]) -> Reaped:
+    """What `reap` would end, each with why; ends nothing."""
+    try:
+        strays = await backend.strays(active)
+    except BackendUnreachable as error:
+        return Reaped(unreachable=[f"{name}: {error}"])
+    return Reaped([f"{stray.name}: {_why(stray, store)}" for stray in strays])
+
+
+def _why(stray: Stray, store: Store) -> str:
+    what = f"{stray.detail}, " if stray.detail else ""
+    known = store.get(stray.run_id)
+    if known is None:
+        return f"{what}of no run that this launcher knows"
+    return f"{what}of run {stray.run_id}, which is {known.run.state}"
+
+
 async def _is_gone(run: Run, backend: Backend, store: Store, active: Collection[str]) -> bool:
+    if run.run_id in active:
+        # It is going on, and what is there is its own again.
+        return False
     evidence = await backend.clean(run.run_id)
     if not evidence.gone or run.run_id in active:
         return False

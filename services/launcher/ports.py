@@ -78,6 +78,17 @@ class Evidence:
     detail: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """Something that is ours and of no active run, by its name at the backend. `run_id` is empty
+    where the name does not say whose it is."""
+
+    name: str
+    run_id: str = ""
+    # What it is, for people.
+    detail: str = ""
+
+
 class Backend(Protocol):
     """Runs replicas somewhere. All methods may be repeated; a name identifies a replica.
 
@@ -131,8 +142,13 @@ class Backend(Protocol):
         """Free what a run that has ended left behind, then look whether anything is left."""
         ...
 
+    async def strays(self, active: Collection[str]) -> list[Stray]:
+        """What is ours and of no run in `active`. Runs may be begun, and become active, while this
+        looks: whether one is active counts only after it has looked."""
+        ...
+
     async def reap(self, active: Collection[str]) -> list[str]:
-        """End what is ours and of no run in `active`; say what that was. Called now and then."""
+        """End the strays; say what that was. Called now and then."""
         ...
 
 

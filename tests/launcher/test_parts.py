@@ -13,7 +13,8 @@ from rich.console import Console
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.launcher import address_file, logs
-from services.launcher.adapters.local import GpuSlots, LocalBackend
+from services.launcher.adapters.gpu_slots import GpuSlots
+from services.launcher.adapters.local import LocalBackend
 from services.launcher.console import report
 from services.launcher.console.board import Board, duration_text
 from services.launcher.console.interrupts import Interrupts

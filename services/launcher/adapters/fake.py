@@ -4,7 +4,7 @@ import asyncio
 import itertools
 from collections.abc import Collection
 
-from services.launcher.ports import BackendError, Evidence, Launch, Offer
+from services.launcher.ports import BackendError, Evidence, Launch, Offer, Stray
 from services.launcher.runs import Exit, Unit
 
 _SIGKILL, _SIGTERM = -9, -15
@@ -78,6 +78,10 @@ class FakeBackend:
     async def clean(self, run_id: str) -> Evidence:
         self.cleaned.append(run_id)
         return Evidence(not self.remains, self.remains)
+
+    async def strays(self, active: Collection[str]) -> list[Stray]:
+        found = [Stray(unit.name, unit.name.partition("/")[0]) for unit in self.left]
+        return [stray for stray in found if stray.run_id not in active]
 
     async def reap(self, active: Collection[str]) -> list[str]:
         return []

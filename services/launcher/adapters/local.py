@@ -16,9 +16,10 @@ from pathlib import Path
 import psutil
 
 from services.common.shared_memory import SHARED_MEMORY, shared_name
+from services.launcher.adapters.gpu_slots import GpuSlots, gpus_of, visible_gpus
 from services.launcher.adapters.token_pipe import handed_over
 from services.launcher.logs import last_lines
-from services.launcher.ports import BackendError, Evidence, Launch, Offer
+from services.launcher.ports import BackendError, Evidence, Launch, Offer, Stray
 from services.launcher.runs import Exit, Unit
 
 # RUNS_FOLDER:RUN_ID/SERVICE-REPLICA#START
@@ -81,7 +82,7 @@ class LocalBackend:
             return False
         if unit not in self._processes:
             self._attached[unit] = launch.log
-            self._gpus.retake(unit.name, _gpus_of(unit.pid) if launch.gpus else [])
+            self._gpus.retake(unit.name, gpus_of(unit.pid) if launch.gpus else [])
         return True
 
     async def find(self, launch: Launch) -> Unit | None:
@@ -139,8 +140,16 @@ class LocalBackend:
             return Evidence(False, f"still on this machine: {', '.join(left)}")
         return Evidence(True, "no process and no shared memory is left on this machine")
 
+    async def strays(self, active: Collection[str]) -> list[Stray]:
+        marked = await asyncio.to_thread(self._marked)
+        return [
+            Stray(name, _run_of(name), f"process {unit.pid}")
+            for name, unit in marked.items()
+            if _run_of(name) not in active
+        ]
+
     async def reap(self, active: Collection[str]) -> list[str]:
-        return await self._end_marked(lambda name: name.partition("/")[0] not in active)
+        return await self._end_marked(lambda name: _run_of(name) not in active)
 
     async def _end_marked(self, chosen: Callable[[str], bool]) -> list[str]:
         marked = await asyncio.to_thread(self._marked)
@@ -183,47 +192,9 @@ class LocalBackend:
         return found
 
 
-class GpuSlots:
-    """Which replica has which GPUs of this machine."""
-
-    def __init__(self, gpus: list[str]) -> None:
-        self._free = list(gpus)
-        self._held: dict[str, list[str]] = {}
-        self.total = len(gpus)
-
-    def take(self, name: str, count: int) -> dict[str, str]:
-        """Environment that shows a replica its GPUs. Raises BackendError when too few are free."""
-        if count == 0:
-            return {}
-        if count > len(self._free):
-            raise BackendError(f"{name} needs {count} GPUs, {len(self._free)} are free")
-        self._held[name] = [self._free.pop(0) for _ in range(count)]
-        return {"CUDA_VISIBLE_DEVICES": ",".join(self._held[name])}
-
-    def retake(self, name: str, gpus: list[str]) -> None:
-        """A replica that another launcher started has these."""
-        self._held[name] = [gpu for gpu in gpus if gpu in self._free]
-        self._free = [gpu for gpu in self._free if gpu not in gpus]
-
-    def release(self, name: str) -> None:
-        self._free = sorted([*self._free, *self._held.pop(name, [])])
-
-
-def visible_gpus() -> list[str]:
-    """The GPUs this process may use, as CUDA_VISIBLE_DEVICES names them."""
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if listed is not None:
-        return [gpu.strip() for gpu in listed.split(",") if gpu.strip()]
-    devices = Path("/dev").glob("nvidia[0-9]*")
-    return sorted(device.name.removeprefix("nvidia") for device in devices)
-
-
-def _gpus_of(pid: int) -> list[str]:
-    try:
-        listed = psutil.Process(pid).environ().get("CUDA_VISIBLE_DEVICES", "")
-    except psutil.Error:
-        return []
-    return [gpu for gpu in listed.split(",") if gpu]
+def _run_of(name: str) -> str:
+    """The run of a replica, by the replica's name."""
+    return name.partition("/")[0]
 
 
 def _remove_shared_memory(run_dir: Path) -> None:

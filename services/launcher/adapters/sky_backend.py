@@ -15,7 +15,7 @@ from services.launcher.adapters.sky_cluster import Clusters
 from services.launcher.adapters.sky_group import Groups, Start
 from services.launcher.adapters.sky_prices import prices
 from services.launcher.adapters.sky_sweep import Sweeper
-from services.launcher.ports import BackendError, Evidence, Launch, Offer
+from services.launcher.ports import BackendError, Evidence, Launch, Offer, Stray
 from services.launcher.runs import Exit, Unit
 from services.launcher.sky import names, secret_names
 from services.launcher.sky.code import FOLDER, CodeError, pinned
@@ -98,6 +98,10 @@ class SkyBackend:
 
     async def clean(self, run_id: str) -> Evidence:
         return await self._sweeper.clean(run_id)
+
+    async def strays(self, active: Collection[str]) -> list[Stray]:
+        folders = await asyncio.to_thread(lambda: [path.name for path in self._runs.iterdir()])
+        return await self._sweeper.strays(active, folders)
 
     async def reap(self, active: Collection[str]) -> list[str]:
         return await self._sweeper.reap(active)

@@ -1,10 +1,10 @@
 """Takes away what is left at SkyPilot, and looks whether it is gone."""
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from services.launcher.adapters.sky_board import Board
-from services.launcher.ports import Evidence
+from services.launcher.ports import Evidence, Stray
 from services.launcher.sky import names, records
 from services.launcher.sky.ports import Client
 from services.launcher.sky.records import Cluster, Job
@@ -49,12 +49,26 @@ class Sweeper:
             await self._end(jobs, clusters, asked)
             await self._board.pause()
 
+    async def strays(self, active: Collection[str], runs: Iterable[str]) -> list[Stray]:
+        """What is this launcher's and of no active run; `runs` are those whose marks it knows."""
+        jobs, clusters = await self._left(self._stray(active))
+        marks = {names.run_mark(run_id): run_id for run_id in runs}
+
+        def stray(shown: str, name: str, *detail: str) -> Stray:
+            run_id = marks.get(records.mark_of(name), "")
+            return Stray(shown, run_id, " at ".join(part for part in detail if part))
+
+        found = [stray(f"job {j.job_id} {j.task}", j.task, j.status, j.where) for j in jobs]
+        found += [stray(c.name, c.name, c.status, c.where) for c in clusters]
+        return sorted(found, key=lambda each: each.name)
+
+    def _stray(self, active: Collection[str]) -> Callable[[str], bool]:
+        """Tells what is of no active run. Asked after each look: runs are begun meanwhile."""
+        return lambda name: records.unowned(name, self._owner, active)
+
     async def reap(self, active: Collection[str]) -> list[str]:
         """End what is this launcher's and of no active run; says what of it is gone."""
-
-        def stray(name: str) -> bool:
-            return records.unowned(name, self._owner, active)
-
+        stray = self._stray(active)
         jobs, clusters = await self._left(stray)
         if not jobs and not clusters:
             return []

@@ -78,14 +78,14 @@ def cancel(request_id: str, runs: Path, grace_s: float) -> int:
     return _with_launcher(runs, work)
 
 
-def reap(runs: Path) -> int:
-    """End what runs of no run."""
+def reap(runs: Path, *, dry_run: bool) -> int:
+    """End what runs of no run, or say what that would be."""
 
     async def work(connection: Connection, interrupts: Interrupts) -> int:
-        call = connection.stub.Reap(pb.ReapRequest(), timeout=_START_TIMEOUT_S)
-        found = await call
+        request = pb.ReapRequest(dry_run=dry_run)
+        found = await connection.stub.Reap(request, timeout=_START_TIMEOUT_S)
         for text in found.reaped:
-            _say(f"ended {text}")
+            _say(f"{'would end' if dry_run else 'ended'} {text}")
         for run_id in found.suspected_run_ids:
             _say(f"run {run_id} may have left something: flotilla status {run_id} says what")
         for text in found.unreachable:
@@ -94,14 +94,16 @@ def reap(runs: Path) -> int:
             _say("nothing runs of no run")
         return FAILED if found.suspected_run_ids or found.unreachable else OK
 
-    return _with_launcher(runs, work)
+    return _with_launcher(runs, work, start=not dry_run)
 
 
-def _with_launcher(runs: Path, work: Callable[[Connection, Interrupts], Awaitable[int]]) -> int:
+def _with_launcher(
+    runs: Path, work: Callable[[Connection, Interrupts], Awaitable[int]], *, start: bool = True
+) -> int:
     async def main() -> int:
         interrupts = Interrupts()
         with interrupts.caught():
-            async with connected(runs, interrupts, start=True) as connection:
+            async with connected(runs, interrupts, start=start) as connection:
                 return await work(connection, interrupts)
 
     try:

@@ -121,6 +121,12 @@ def of_run(name: str, owner: str, run_id: str) -> bool:
     return owned is not None and (owned.owner, owned.run) == (owner, names.run_mark(run_id))
 
 
+def mark_of(name: str) -> str:
+    """The mark of the run that a name is of; empty if no launcher of ours gave it that name."""
+    owned = names.parse(name)
+    return "" if owned is None else owned.run
+
+
 def unowned(name: str, owner: str, active: Iterable[str]) -> bool:
     """Whether a name is this launcher's, and of none of its active runs."""
     owned = names.parse(name)

@@ -19,6 +19,7 @@ from services.launcher.ports import (
     Launch,
     Offer,
     SetupError,
+    Stray,
 )
 from services.launcher.runs import ROLLOUT, Exit, Unit
 
@@ -119,8 +120,13 @@ class FileCloud:
         left = [name for name in self.running() if name.startswith(f"{run_id}%")]
         return Evidence(not left, ", ".join(left) or "the cloud shows nothing of the run")
 
+    async def strays(self, active: Collection[str]) -> list[Stray]:
+        self._wishes_of_one_that_answers()
+        found = [Stray(name, name.partition("%")[0]) for name in self.running()]
+        return [stray for stray in found if stray.run_id not in active]
+
     async def reap(self, active: Collection[str]) -> list[str]:
-        names = [name for name in self.running() if name.partition("%")[0] not in active]
+        names = [stray.name for stray in await self.strays(active)]
         for name in names:
             await self.kill(Unit(name.replace("%", "/")))
         return names

@@ -252,6 +252,9 @@ async def test_the_reaper_ends_only_what_no_run_owns(
     stray = names.member_name(names.owner_of(tmp_path / "runs"), "lost", (ROLLOUT, 0))
     for name in (other, stray):
         sky.machines[name] = Cluster(name, "UP")
+    (found,) = await backend.strays([specs.RUN_ID])
+    assert (found.name, found.run_id, found.detail) == (stray, "", "UP")
+    assert stray in sky.machines
     assert await backend.reap([specs.RUN_ID]) == [f"{stray}: ended"]
     assert other in sky.machines and stray not in sky.machines
     assert not any(job.over for job in sky.table)
@@ -299,3 +302,14 @@ async def test_what_a_failed_launch_of_a_cluster_left_is_taken_down(
     with pytest.raises(CapacityError):
         await backend.start(_launch((ROLLOUT, 0), "cluster"))
     assert sky.machines == {}
+
+
+async def test_strays_are_told_with_the_run_whose_folder_has_their_mark(
+    sky: FakeSky, backend: SkyBackend
+) -> None:
+    learner, gateway = await _group(backend)
+    assert await backend.strays([specs.RUN_ID]) == []
+    found = {stray.name: (stray.run_id, stray.detail) for stray in await backend.strays([])}
+    assert found[f"job 1 {learner.name}"] == (specs.RUN_ID, "RUNNING")
+    assert found[sky.job(gateway.name).cluster] == (specs.RUN_ID, "UP")
+    assert len(found) == 4 and len(sky.machines) == 2

@@ -744,9 +744,15 @@ global___StopRunResponse = StopRunResponse
 class ReapRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    DRY_RUN_FIELD_NUMBER: builtins.int
+    dry_run: builtins.bool
+    """End nothing, and say what would be ended."""
     def __init__(
         self,
+        *,
+        dry_run: builtins.bool = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dry_run", b"dry_run"]) -> None: ...
 
 global___ReapRequest = ReapRequest
 
@@ -759,7 +765,9 @@ class ReapResponse(google.protobuf.message.Message):
     UNREACHABLE_FIELD_NUMBER: builtins.int
     @property
     def reaped(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """What was found and ended, by its name at the backend."""
+        """What was found and ended, by its name at the backend; with `dry_run`, what
+        would be, and why.
+        """
 
     @property
     def suspected_run_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:

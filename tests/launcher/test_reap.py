@@ -1,0 +1,136 @@
+"""What runs of no run is listed and ended, and nothing else."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Collection, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from services.launcher import address_file, leaks
+from services.launcher.adapters.fake import FakeBackend
+from services.launcher.adapters.local import MARK
+from services.launcher.launcher import Equipment, Launcher
+from services.launcher.ports import Launch
+from services.launcher.runs import ROLLOUT, Cleanup, Run, RunState, Unit
+from services.launcher.store import Store
+from tests.faults.launcher_kills.file_cloud import FileCloud
+from tests.launcher.harness import REPOSITORY, OneRegistry, start_cli
+
+
+def ended(folder: Path, run_id: str, cleanup: Cleanup = Cleanup.VERIFIED) -> Store:
+    """A ledger with one run of a cloud that has ended."""
+    store = Store(folder / "launcher.sqlite")
+    run = Run(run_id, "old", {}, backend="sky", state=RunState.STOPPED, cleanup=cleanup)
+    store.begin(run, "{}", 1.0, {})
+    store.save(run, [], 2.0)
+    return store
+
+
+async def machine(cloud: FileCloud, run_id: str) -> None:
+    await cloud.start(Launch(run_id, (ROLLOUT, 0), (), {}, Path("unused.log")))
+
+
+async def until_empty(cloud: FileCloud) -> None:
+    while cloud.running():  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+
+
+async def test_a_launcher_ends_at_its_start_what_an_ended_run_left_at_a_cloud(
+    tmp_path: Path,
+) -> None:
+    store, cloud = ended(tmp_path, "old-1"), FileCloud(tmp_path / "cloud")
+    await machine(cloud, "old-1")
+    backends = {"local": FakeBackend, "sky": lambda: cloud}
+    launcher = Launcher(tmp_path, store, Equipment(backends, OneRegistry()))
+    watch = asyncio.create_task(launcher.watch_for_leaks())
+    await asyncio.wait_for(until_empty(cloud), 5.0)
+    watch.cancel()
+    await asyncio.gather(watch, return_exceptions=True)
+    store.close()
+
+
+async def test_a_dry_run_names_each_stray_and_why_and_ends_none(tmp_path: Path) -> None:
+    store, cloud = ended(tmp_path, "old-1"), FileCloud(tmp_path / "cloud")
+    for run_id in ("old-1", "lost-2", "active-3"):
+        await machine(cloud, run_id)
+    found = await leaks.look("sky", cloud, store, ["active-3"])
+    assert found.ended == [
+        "lost-2%rollout-0: of no run that this launcher knows",
+        "old-1%rollout-0: of run old-1, which is stopped",
+    ]
+    assert len(cloud.running()) == 3
+    cloud.script(unreachable=True)
+    found = await leaks.look("sky", cloud, store, [])
+    assert (found.ended, found.unreachable) == ([], ["sky: nobody answers"])
+    store.close()
+
+
+class Beginning(FakeBackend):
+    """While it looks, a run is begun."""
+
+    def __init__(self, active: list[str]) -> None:
+        super().__init__()
+        self._active = active
+
+    async def reap(self, active: Collection[str]) -> list[str]:
+        self._active.append("new-1")
+        self.left.append(Unit("new-1/rollout-0"))
+        return [stray.name for stray in await self.strays(active)]
+
+
+async def test_a_run_that_is_begun_while_strays_are_looked_for_is_none(tmp_path: Path) -> None:
+    store, active = ended(tmp_path, "old-1"), list[str]()
+    found = await leaks.reap("sky", Beginning(active), store, active)
+    assert found.ended == []
+    store.close()
+
+
+async def test_a_run_that_goes_on_is_not_cleaned_for_a_suspicion_of_before(tmp_path: Path) -> None:
+    store, backend = ended(tmp_path, "old-1", Cleanup.LEAK_SUSPECTED), FakeBackend()
+    found = await leaks.reap("sky", backend, store, ["old-1"])
+    assert (found.cleared, backend.cleaned) == ([], [])
+    assert (await leaks.reap("sky", backend, store, [])).cleared == ["old-1"]
+    assert store.suspects("sky") == []
+    store.close()
+
+
+@contextmanager
+def launcher(runs: Path) -> Generator[None]:
+    runs.mkdir()
+    with (runs / "launcher.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "services.launcher", "--runs", str(runs)],
+            cwd=REPOSITORY,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+async def _reap(runs: Path, *options: str) -> tuple[int | None, str]:
+    process = await start_cli("reap", "--runs", str(runs), *options)
+    output, _ = await process.communicate()
+    return process.returncode, output.decode()
+
+
+async def test_flotilla_reap_lists_a_stray_process_first_and_then_ends_it(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    code, output = await _reap(runs, "--dry-run")
+    assert code == 1 and "no launcher is running" in output
+    with launcher(runs):
+        while address_file.read(runs) is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        marked = {**os.environ, MARK: f"{runs}:lost-1/rollout-0#ab"}
+        stray = await asyncio.create_subprocess_exec("sleep", "60", env=marked)
+        code, output = await _reap(runs, "--dry-run")
+        why = f"process {stray.pid}, of no run that this launcher knows"
+        assert (code, output) == (0, f"would end lost-1/rollout-0#ab: {why}\n")
+        assert stray.returncode is None
+        assert await _reap(runs) == (0, "ended lost-1/rollout-0#ab\n")
+        assert await stray.wait() == -9
