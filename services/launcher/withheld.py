@@ -13,7 +13,7 @@ from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT, SERVICES
 from services.launcher.sky import secret_names
 
 # Who may have what is known by name; nobody what is the launcher's alone.
-_OF: Mapping[str, tuple[str, ...]] = {
+KNOWN: Mapping[str, tuple[str, ...]] = {
     "FLEET_API_KEY": (GATEWAY,),
     "WANDB_API_KEY": (LEARNER,),
     "AWS_ACCESS_KEY_ID": (LEARNER,),
@@ -43,7 +43,7 @@ def withheld(spec: Mapping[str, Any], config: LauncherConfig, service: str) -> f
         if other != service
         for name in secret_names.of_service(spec, config, other)
     }
-    known = {name for name, owners in _OF.items() if service not in owners}
+    known = {name for name, owners in KNOWN.items() if service not in owners}
     notify = config.notify
     told = {notify.slack.token_env, notify.webhook_env or notify.slack.token_env}
     return frozenset((identity | others | known | told) - mine)

@@ -23,6 +23,8 @@ class FakeConfig(Model):
     # Start a process in a session of its own and leave it behind.
     litter: bool = False
     message: str = "hello"
+    # Variables whose values are in the message of the crash, as vendors' libraries have them.
+    repeats: tuple[str, ...] = ()
 
 
 def registry() -> RegistryContract:
@@ -55,6 +57,10 @@ def _crash(runtime: Runtime[FakeConfig]) -> None:
     marker = runtime.run_dir / f"crashed-{runtime.worker_id}"
     if runtime.config.crash == "always" or (runtime.config.crash == "once" and not marker.exists()):
         marker.touch()
+        if runtime.config.repeats:
+            told = [os.environ.get(name) for name in runtime.config.repeats]
+            runtime.log.warning("a vendor answered", answer=told, header=f"Bearer {runtime.token}")
+            raise ValueError(f"401 Unauthorized: {told}, {runtime.token}")
         print("last words: out of luck", file=sys.stderr, flush=True)
         os._exit(1)
 
