@@ -35,8 +35,8 @@ _NOT_INSTALLED = (
 )
 # The fields of a managed job that are read below.
 _JOB_FIELDS = (
-    *("job_id", "task_id", "job_name", "task_name", "status", "schedule_state", "infra"),
-    "failure_reason",
+    *("job_id", "task_id", "job_name", "task_name", "status", "submitted_at", "start_at"),
+    *("infra", "failure_reason"),
 )
 # SkyPilot lists the clusters of managed jobs to those who debug it, and to nobody else.
 _SHOW_MANAGED = "SKYPILOT_DEBUG"
@@ -239,7 +239,8 @@ def _job(record: Any) -> Job:
         name=record.job_name or "",
         task=task,
         status=record.status.value if record.status else "",
-        schedule=record.schedule_state or "",
+        submitted=record.submitted_at is not None,
+        started=record.start_at is not None,
         # SkyPilot names it so, and says so nowhere.
         cluster=f"{task}-{record.job_id}",
         where=record.infra or "",

@@ -50,7 +50,10 @@ _STAGES = {
     "FAILED_NO_RESOURCE": Stage.NO_CAPACITY,
     "FAILED_CONTROLLER": Stage.FAILED_SETUP,
 }
-_BACKOFF = "ALIVE_BACKOFF"
+
+
+# Of a job that waits for its turn, and of one that has asked in vain and will ask again.
+_BACK_OFF = "PENDING"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +64,19 @@ class Job:
     name: str
     task: str
     status: str
-    schedule: str = ""
+    # Whether machines were asked for, and whether it has had them.
+    submitted: bool = False
+    started: bool = False
     cluster: str = ""
     where: str = ""
     reason: str = ""
 
     @property
     def stage(self) -> Stage:
-        found = _STAGES.get(self.status, Stage.WAITING)
-        # SkyPilot would go on for ever; the launcher has other candidates and a budget.
-        waits = found is Stage.WAITING and self.schedule == _BACKOFF
-        return Stage.NO_CAPACITY if waits else found
+        if self.status == _BACK_OFF and self.submitted:
+            # SkyPilot would ask there for ever; the launcher has other candidates and a budget.
+            return Stage.RECOVERING if self.started else Stage.NO_CAPACITY
+        return _STAGES.get(self.status, Stage.WAITING)
 
     @property
     def over(self) -> bool:

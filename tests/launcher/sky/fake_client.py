@@ -23,8 +23,8 @@ class FakeSky:
         # What happens just before it is raised.
         self.before_refusal: Callable[[], None] | None = None
         self.away = False
-        # The status of what is submitted next, and how its controller is.
-        self.status, self.schedule = "RUNNING", "ALIVE"
+        # The status of what is submitted next, and whether machines were asked for.
+        self.status, self.asked = "RUNNING", True
         self.statuses: dict[str, str] = {}
 
     def put(self, task: str, **changes: Any) -> None:
@@ -47,7 +47,7 @@ class FakeSky:
         for document in documents:
             task = str(document["name"])
             cluster = f"{task}-{number}"
-            self.table.append(Job(number, name, task, self.status, self.schedule, cluster))
+            self.table.append(Job(number, name, task, self.status, self.asked, cluster=cluster))
             self.machines[cluster] = Cluster(cluster, "UP", managed=True)
         return number
 
@@ -95,7 +95,7 @@ class FakeSky:
     async def cancel(self, job_ids: Sequence[int]) -> None:
         self._answer()
         for job in [job for job in self.table if job.job_id in job_ids and not job.over]:
-            self.put(job.task, status="CANCELLED", schedule="DONE")
+            self.put(job.task, status="CANCELLED")
 
     async def down(self, cluster: str) -> None:
         self._answer()

@@ -17,7 +17,7 @@ from services.launcher.ports import (
 )
 from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT, Exit, Key, Unit
 from services.launcher.sky import names
-from services.launcher.sky.records import Cluster
+from services.launcher.sky.records import Cluster, Stage
 from tests.launcher.sky import specs
 from tests.launcher.sky.fake_client import FakeSky
 
@@ -157,7 +157,8 @@ async def test_a_group_that_ends_while_somebody_joins_is_no_wrong_wish(
 async def test_a_group_without_machines_is_given_up_for_the_next_candidate(
     sky: FakeSky, backend: SkyBackend
 ) -> None:
-    sky.status, sky.schedule = "STARTING", "ALIVE_BACKOFF"
+    # It asks, in vain, and sleeps.
+    sky.status, sky.asked = "PENDING", True
     starts = [backend.start(_launch(key)) for key in _STATIC]
     failed = await asyncio.gather(*starts, return_exceptions=True)
     assert [type(each) for each in failed] == [CapacityError, CapacityError]
@@ -313,3 +314,19 @@ async def test_strays_are_told_with_the_run_whose_folder_has_their_mark(
     assert found[f"job 1 {learner.name}"] == (specs.RUN_ID, "RUNNING")
     assert found[sky.job(gateway.name).cluster] == (specs.RUN_ID, "UP")
     assert len(found) == 4 and len(sky.machines) == 2
+
+
+async def test_a_job_that_waits_for_its_turn_has_not_asked_in_vain(
+    sky: FakeSky, backend: SkyBackend
+) -> None:
+    await _group(backend)
+    sky.status, sky.asked = "PENDING", False
+    starting = asyncio.create_task(backend.start(_launch((ROLLOUT, 0))))
+    await asyncio.sleep(0.2)
+    assert not starting.done()
+    sky.put(sky.attempts[0]["name"], status="RUNNING", submitted=True, started=True)
+    unit = await starting
+    # Its machine was taken away, and nobody has another one yet.
+    sky.put(unit.name, status="PENDING")
+    assert await backend.attach(_launch((ROLLOUT, 0)), unit)
+    assert sky.job(unit.name).stage is Stage.RECOVERING
