@@ -18,6 +18,11 @@ from services.launcher.sky.records import Job, Stage
 _UNKNOWN_S = 120.0
 _CANCELLED = -15
 _KILLED = -9
+_CANCELLED_STAGES = (Stage.CANCELLED, Stage.ENDING)
+
+
+class _CancelledError(SetupError):
+    """Somebody has cancelled its job, or all of its group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +80,17 @@ class Groups:
         self._killed.discard(start.name)
         deadline = time.monotonic() + start.limit_s
         if tasks.is_static(start.key):
-            job_id = await self._declared(start, deadline)
-        else:
-            job_id = await self._joined(start, await self._group(start, deadline))
-        self._since[start.name] = job_id
-        await self._until_running(start, job_id, deadline)
+            return await self._until_running(start, await self._declared(start, deadline), deadline)
+        while True:
+            group = await self._group(start, deadline)
+            try:
+                job_id = await self._joined(start, group)
+                return await self._until_running(start, job_id, deadline)
+            except _CancelledError:
+                await self._board.fresh()
+                if await self._open(start) == group:
+                    raise
+                # It went with its group, which perhaps found no machines: it comes with the next.
 
     async def _declared(self, start: Start, deadline: float) -> int:
         """The id of the job whose records are of this start."""
@@ -166,6 +177,7 @@ class Groups:
             raise
 
     async def _until_running(self, start: Start, since: int, deadline: float) -> None:
+        self._since[start.name] = since
         jobs = await self._board.fresh()
         while True:
             job = records.newest(jobs, start.name, since)
@@ -189,7 +201,7 @@ class Groups:
             raise CapacityError(f"{what}; nobody has such a machine now")
         if stage is Stage.REFUSED:
             raise BackendError(what)
-        raise SetupError(what)
+        raise (_CancelledError if stage in _CANCELLED_STAGES else SetupError)(what)
 
     async def _in_time(self, start: Start, deadline: float, problem: str) -> None:
         if time.monotonic() > deadline:

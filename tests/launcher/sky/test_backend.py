@@ -1,66 +1,28 @@
 """The backend of machines against a SkyPilot in memory; tests/sky has the real one."""
 
 import asyncio
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from services.launcher.adapters.sky_backend import SkyBackend
 from services.launcher.ports import (
-    BackendError,
     BackendUnreachable,
     CapacityError,
-    Launch,
-    SetupError,
 )
-from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT, Exit, Key, Unit
+from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT, Exit
 from services.launcher.sky import names
-from services.launcher.sky.records import Cluster, Stage
+from services.launcher.sky.records import Cluster
 from tests.launcher.sky import specs
 from tests.launcher.sky.fake_client import FakeSky
-
-_STATIC: tuple[Key, ...] = ((LEARNER, 0), (GATEWAY, 0))
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working tree with one commit."""
-    root = tmp_path_factory.mktemp("tree")
-    who = ("-c", "user.name=t", "-c", "user.email=t@localhost")
-    (root / "main.py").write_text("")
-    commit = ("commit", "--quiet", "-m", "first")
-    for words in (("init", "--quiet"), ("add", "."), commit):
-        subprocess.run(("git", "-C", str(root), *who, *words), check=True)
-    return root
-
-
-@pytest.fixture
-def sky() -> FakeSky:
-    return FakeSky()
-
-
-@pytest.fixture
-def backend(sky: FakeSky, tmp_path: Path, root: Path) -> SkyBackend:
-    return SkyBackend(tmp_path / "runs", root, sky, poll_s=0.02, gather_s=0.05)
-
-
-def _launch(key: Key, mode: str = "group", patience_s: float = 30.0, **changes: Any) -> Launch:
-    provision = {"timeout_s": patience_s}
-    settings = specs.config(mode=mode, commit="HEAD", provision=provision)
-    return specs.launch(key, settings, **changes)
-
-
-async def _group(backend: SkyBackend) -> list[Unit]:
-    return list(await asyncio.gather(*(backend.start(_launch(key)) for key in _STATIC)))
+from tests.launcher.sky.starting import STATIC, brief, group
 
 
 async def test_learner_and_gateways_are_one_group_and_rollouts_join_it(
     sky: FakeSky, backend: SkyBackend
 ) -> None:
-    keys = (*_STATIC, (ROLLOUT, 0))
-    units = await asyncio.gather(*(backend.start(_launch(key)) for key in keys))
+    keys = (*STATIC, (ROLLOUT, 0))
+    units = await asyncio.gather(*(backend.start(brief(key)) for key in keys))
     (documents,) = sky.submitted
     assert [d["name"] for d in documents[1:]] == [units[0].name, units[1].name]
     assert [d["name"] for d in sky.attempts] == [units[2].name]
@@ -69,8 +31,8 @@ async def test_learner_and_gateways_are_one_group_and_rollouts_join_it(
 
 
 async def test_a_replica_ends_as_its_job_does(sky: FakeSky, backend: SkyBackend) -> None:
-    await _group(backend)
-    unit = await backend.start(_launch((ROLLOUT, 0)))
+    await group(backend)
+    unit = await backend.start(brief((ROLLOUT, 0)))
     ended = asyncio.create_task(backend.wait(unit))
     sky.put(unit.name, status="RECOVERING")
     await asyncio.sleep(0.1)
@@ -82,12 +44,12 @@ async def test_a_replica_ends_as_its_job_does(sky: FakeSky, backend: SkyBackend)
 async def test_a_rollout_that_is_killed_leaves_the_group_alone(
     sky: FakeSky, backend: SkyBackend
 ) -> None:
-    learner, _ = await _group(backend)
-    unit = await backend.start(_launch((ROLLOUT, 0)))
+    learner, _ = await group(backend)
+    unit = await backend.start(brief((ROLLOUT, 0)))
     await backend.kill(unit)
     assert await backend.wait(unit) == Exit(-15)
     assert not sky.job(learner.name).over
-    again = await backend.start(_launch((ROLLOUT, 0)))
+    again = await backend.start(brief((ROLLOUT, 0)))
     assert again.name == unit.name
     # The record of the first start does not end the second.
     with pytest.raises(TimeoutError):
@@ -97,116 +59,35 @@ async def test_a_rollout_that_is_killed_leaves_the_group_alone(
 async def test_a_gateway_that_is_killed_gets_another_machine(
     sky: FakeSky, backend: SkyBackend
 ) -> None:
-    learner, gateway = await _group(backend)
+    learner, gateway = await group(backend)
     await backend.kill(gateway)
     assert sky.job(gateway.name).cluster not in sky.machines
     assert await backend.wait(gateway) == Exit(-9)
-    await backend.start(_launch((GATEWAY, 0)))
+    await backend.start(brief((GATEWAY, 0)))
     assert sky.attempts == [] and not sky.job(learner.name).over
 
 
 async def test_a_gateway_that_has_ended_joins_its_group_again(
     sky: FakeSky, backend: SkyBackend
 ) -> None:
-    _, gateway = await _group(backend)
+    _, gateway = await group(backend)
     sky.put(gateway.name, status="FAILED")
-    await backend.start(_launch((GATEWAY, 0)))
+    await backend.start(brief((GATEWAY, 0)))
     assert [document["name"] for document in sky.attempts] == [gateway.name]
 
 
 async def test_a_learner_that_has_ended_begins_a_group_anew(
     sky: FakeSky, backend: SkyBackend
 ) -> None:
-    learner, gateway = await _group(backend)
+    learner, gateway = await group(backend)
     sky.put(learner.name, status="FAILED")
-    await _group(backend)
+    await group(backend)
     assert len(sky.submitted) == 2
     assert sky.job(gateway.name).job_id == sky.job(learner.name).job_id == 2
 
 
-async def test_nobody_joins_a_group_whose_learner_is_ending(
-    sky: FakeSky, backend: SkyBackend
-) -> None:
-    learner, _ = await _group(backend)
-    sky.put(learner.name, status="CANCELLING")
-    with pytest.raises(CapacityError, match="no learner yet"):
-        await backend.start(_launch((ROLLOUT, 0), patience_s=0.2))
-    sky.put(learner.name, status="FAILED")
-    await _group(backend)
-    await backend.start(_launch((ROLLOUT, 0)))
-    assert sky.job(learner.name).job_id == 2
-
-
-async def test_a_group_that_ends_while_somebody_joins_is_no_wrong_wish(
-    sky: FakeSky, backend: SkyBackend
-) -> None:
-    learner, _ = await _group(backend)
-    sky.refusal, sky.before_refusal = (
-        BackendError("no such group"),
-        lambda: sky.put(learner.name, status="FAILED"),
-    )
-    with pytest.raises(SetupError, match="its group has ended"):
-        await backend.start(_launch((ROLLOUT, 0)))
-    await _group(backend)
-    sky.refusal, sky.before_refusal = BackendError("a wrong wish"), None
-    with pytest.raises(BackendError, match="a wrong wish") as caught:
-        await backend.start(_launch((ROLLOUT, 0)))
-    assert type(caught.value) is BackendError
-
-
-async def test_a_group_without_machines_is_given_up_for_the_next_candidate(
-    sky: FakeSky, backend: SkyBackend
-) -> None:
-    # It asks, in vain, and sleeps.
-    sky.status, sky.asked = "PENDING", True
-    starts = [backend.start(_launch(key)) for key in _STATIC]
-    failed = await asyncio.gather(*starts, return_exceptions=True)
-    assert [type(each) for each in failed] == [CapacityError, CapacityError]
-    assert {job.status for job in sky.table} == {"CANCELLED"}
-
-
-async def test_a_machine_that_never_comes_is_no_capacity(sky: FakeSky, backend: SkyBackend) -> None:
-    await _group(backend)
-    sky.status = "STARTING"
-    with pytest.raises(CapacityError):
-        await backend.start(_launch((ROLLOUT, 0), patience_s=0.2))
-    assert sky.job(sky.attempts[0]["name"]).over
-
-
-@pytest.mark.parametrize(
-    ("status", "error"),
-    [
-        ("FAILED_NO_RESOURCE", CapacityError),
-        ("FAILED_PRECHECKS", BackendError),
-        ("FAILED_SETUP", SetupError),
-    ],
-)
-async def test_why_a_start_failed_decides_whether_it_is_tried_again(
-    sky: FakeSky, backend: SkyBackend, status: str, error: type[Exception]
-) -> None:
-    await _group(backend)
-    sky.status = status
-    with pytest.raises(BackendError) as caught:
-        await backend.start(_launch((ROLLOUT, 0)))
-    assert type(caught.value) is error
-
-
-async def test_each_attempt_asks_for_another_candidate_first(
-    sky: FakeSky, backend: SkyBackend
-) -> None:
-    await _group(backend)
-    await backend.start(_launch((ROLLOUT, 0), attempt=2))
-    wish = sky.attempts[0]["resources"]["ordered"]
-    assert wish[0]["infra"] == "lambda/us-west-1"
-
-
-async def test_a_rollout_waits_for_its_learner_and_not_for_ever(backend: SkyBackend) -> None:
-    with pytest.raises(CapacityError, match="no learner yet"):
-        await backend.start(_launch((ROLLOUT, 0), patience_s=0.2))
-
-
 async def test_a_server_that_is_away_ends_nothing(sky: FakeSky, backend: SkyBackend) -> None:
-    learner, _ = await _group(backend)
+    learner, _ = await group(backend)
     sky.away = True
     for ask in (backend.wait(learner), backend.clean(specs.RUN_ID), backend.reap([])):
         with pytest.raises(BackendUnreachable):
@@ -218,22 +99,22 @@ async def test_a_server_that_is_away_ends_nothing(sky: FakeSky, backend: SkyBack
 async def test_a_successor_finds_what_runs_by_name(
     sky: FakeSky, backend: SkyBackend, tmp_path: Path, root: Path
 ) -> None:
-    learner, gateway = await _group(backend)
+    learner, gateway = await group(backend)
     successor = SkyBackend(tmp_path / "runs", root, sky, poll_s=0.02)
-    assert await successor.attach(_launch((LEARNER, 0)), learner)
-    found = await successor.find(_launch((GATEWAY, 0)))
+    assert await successor.attach(brief((LEARNER, 0)), learner)
+    found = await successor.find(brief((GATEWAY, 0)))
     assert found is not None and found.name == gateway.name
-    assert await successor.find(_launch((ROLLOUT, 0))) is None
+    assert await successor.find(brief((ROLLOUT, 0))) is None
     assert {unit.name for unit in await successor.orphans([])} == {learner.name, gateway.name}
     sky.put(learner.name, status="SUCCEEDED")
-    assert not await successor.attach(_launch((LEARNER, 0)), learner)
+    assert not await successor.attach(brief((LEARNER, 0)), learner)
     assert await successor.wait(learner) == Exit(0)
 
 
 async def test_a_run_is_clean_when_no_job_and_no_cluster_is_shown(
     sky: FakeSky, backend: SkyBackend
 ) -> None:
-    learner, _ = await _group(backend)
+    learner, _ = await group(backend)
     # What SkyPilot's server was starting when it was stopped: no job knows of it.
     leaked = f"{learner.name}-99"
     sky.machines[leaked] = Cluster(leaked, "UP", managed=True)
@@ -248,7 +129,7 @@ async def test_a_run_is_clean_when_no_job_and_no_cluster_is_shown(
 async def test_the_reaper_ends_only_what_no_run_owns(
     sky: FakeSky, backend: SkyBackend, tmp_path: Path
 ) -> None:
-    await _group(backend)
+    await group(backend)
     other = names.member_name(names.owner_of(tmp_path / "other"), "x", (ROLLOUT, 0))
     stray = names.member_name(names.owner_of(tmp_path / "runs"), "lost", (ROLLOUT, 0))
     for name in (other, stray):
@@ -262,18 +143,8 @@ async def test_the_reaper_ends_only_what_no_run_owns(
     assert await backend.reap([specs.RUN_ID]) == []
 
 
-async def test_a_missing_secret_is_named_before_a_machine_is_asked_for(
-    sky: FakeSky, backend: SkyBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("FLEET_API_KEY", raising=False)
-    spec = {"env_gateway": {"backend": "fleet"}}
-    with pytest.raises(BackendError, match="needs FLEET_API_KEY on its machine; export"):
-        await backend.start(_launch((GATEWAY, 0), spec=spec))
-    assert sky.table == []
-
-
 async def test_an_offer_says_what_and_shows_the_task(backend: SkyBackend) -> None:
-    offer = await backend.offer(_launch((ROLLOUT, 0)))
+    offer = await backend.offer(brief((ROLLOUT, 0)))
     assert offer.resources.startswith("the cheapest of: lambda/us-east-1 H100:1")
     assert "canary" not in offer.task_yaml and "FLOTILLA_TOKEN:" in offer.task_yaml
 
@@ -281,7 +152,7 @@ async def test_an_offer_says_what_and_shows_the_task(backend: SkyBackend) -> Non
 async def test_clusters_of_their_own_start_end_and_are_taken_down(
     sky: FakeSky, backend: SkyBackend
 ) -> None:
-    unit = await backend.start(_launch((ROLLOUT, 0), "cluster"))
+    unit = await backend.start(brief((ROLLOUT, 0), "cluster"))
     assert unit.name in sky.machines
     ended = asyncio.create_task(backend.wait(unit))
     sky.statuses[unit.name] = "SUCCEEDED"
@@ -290,7 +161,7 @@ async def test_clusters_of_their_own_start_end_and_are_taken_down(
 
 
 async def test_a_cluster_that_is_taken_away_is_an_end(sky: FakeSky, backend: SkyBackend) -> None:
-    unit = await backend.start(_launch((ROLLOUT, 0), "cluster"))
+    unit = await backend.start(brief((ROLLOUT, 0), "cluster"))
     ended = asyncio.create_task(backend.wait(unit))
     del sky.machines[unit.name]
     assert await ended == Exit(1, "its machine is gone")
@@ -301,32 +172,16 @@ async def test_what_a_failed_launch_of_a_cluster_left_is_taken_down(
 ) -> None:
     sky.refusal = CapacityError("none in us-east-1")
     with pytest.raises(CapacityError):
-        await backend.start(_launch((ROLLOUT, 0), "cluster"))
+        await backend.start(brief((ROLLOUT, 0), "cluster"))
     assert sky.machines == {}
 
 
 async def test_strays_are_told_with_the_run_whose_folder_has_their_mark(
     sky: FakeSky, backend: SkyBackend
 ) -> None:
-    learner, gateway = await _group(backend)
+    learner, gateway = await group(backend)
     assert await backend.strays([specs.RUN_ID]) == []
     found = {stray.name: (stray.run_id, stray.detail) for stray in await backend.strays([])}
     assert found[f"job 1 {learner.name}"] == (specs.RUN_ID, "RUNNING")
     assert found[sky.job(gateway.name).cluster] == (specs.RUN_ID, "UP")
     assert len(found) == 4 and len(sky.machines) == 2
-
-
-async def test_a_job_that_waits_for_its_turn_has_not_asked_in_vain(
-    sky: FakeSky, backend: SkyBackend
-) -> None:
-    await _group(backend)
-    sky.status, sky.asked = "PENDING", False
-    starting = asyncio.create_task(backend.start(_launch((ROLLOUT, 0))))
-    await asyncio.sleep(0.2)
-    assert not starting.done()
-    sky.put(sky.attempts[0]["name"], status="RUNNING", submitted=True, started=True)
-    unit = await starting
-    # Its machine was taken away, and nobody has another one yet.
-    sky.put(unit.name, status="PENDING")
-    assert await backend.attach(_launch((ROLLOUT, 0)), unit)
-    assert sky.job(unit.name).stage is Stage.RECOVERING

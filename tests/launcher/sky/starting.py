@@ -1,0 +1,22 @@
+"""Starts of replicas on a SkyPilot in memory."""
+
+import asyncio
+from typing import Any
+
+from services.launcher.adapters.sky_backend import SkyBackend
+from services.launcher.ports import Launch
+from services.launcher.runs import GATEWAY, LEARNER, Key, Unit
+from tests.launcher.sky import specs
+
+# Those that a group declares.
+STATIC: tuple[Key, ...] = ((LEARNER, 0), (GATEWAY, 0))
+
+
+def brief(key: Key, mode: str = "group", patience_s: float = 30.0, **changes: Any) -> Launch:
+    provision = {"timeout_s": patience_s}
+    settings = specs.config(mode=mode, commit="HEAD", provision=provision)
+    return specs.launch(key, settings, **changes)
+
+
+async def group(backend: SkyBackend) -> list[Unit]:
+    return list(await asyncio.gather(*(backend.start(brief(key)) for key in STATIC)))
