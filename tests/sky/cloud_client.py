@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 from tests.sky.box import BoxError, Layout
@@ -76,6 +77,28 @@ class Cloud:
     def set_away(self, away: bool) -> None:
         """While away, the cloud's API hangs up on everybody; machines go on."""
         self._ask({"away": away})
+
+    def set_broken(self, broken: bool) -> None:
+        """While broken, the cloud's API answers everybody that something went wrong."""
+        self._ask({"broken": broken})
+
+    def failed(self, address: str) -> int:
+        """How many calls from this address got nothing, or that something went wrong."""
+        return self._ask()["failed"].count(address)
+
+    def put_right(self) -> list[dict[str, Any]]:
+        """End all faults and all machines; returns the machines that a test has left."""
+        left = self.machines()
+        everywhere = dict.fromkeys(LAMBDA_REGIONS, 4)
+        self._ask({"away": False, "broken": False, "boot_delay_s": 0.5, "capacity": everywhere})
+        for machine in left:
+            self.preempt(machine["id"])
+        self.set_capacity(4)
+        return left
+
+    def files_of(self, identity: str) -> Path:
+        """The root folder of a machine that has booted."""
+        return self.layout.base / "machines" / f"vm-{identity[:8]}" / "root"
 
     def preempt(self, identity: str) -> None:
         """Take a machine away without a notice."""

@@ -45,9 +45,12 @@ class Account:
     )
     capacity: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LAMBDA_REGIONS, 4))
     boot_delay_s: float = 0.5
-    # While true, no call of the API gets an answer.
+    # While true, no call of the API gets an answer, or only that something is broken.
     away: bool = False
+    broken: bool = False
     calls: list[str] = field(default_factory=list[str])
+    # From whom they came meanwhile.
+    failed: list[str] = field(default_factory=list[str])
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def listed(self) -> list[Json]:
@@ -91,6 +94,7 @@ class Account:
         self.capacity.update(wish.get("capacity", {}))
         self.boot_delay_s = wish.get("boot_delay_s", self.boot_delay_s)
         self.away = wish.get("away", self.away)
+        self.broken = wish.get("broken", self.broken)
         if "preempt" in wish and self.terminate(wish["preempt"]) is None:
             raise Refusal(404, "emulator/no-such-machine", wish["preempt"])
 
@@ -154,14 +158,21 @@ class Handler(BaseHTTPRequestHandler):
         path = self.path.split("?")[0]
         size = int(self.headers.get("content-length") or 0)
         body = json.loads(self.rfile.read(size) or b"{}")
-        if path.startswith(_API) and self.account.away:
-            self.close_connection = True
-            return
+        if path.startswith(_API) and (self.account.away or self.account.broken):
+            self.account.failed.append(self.client_address[0])
+            if self.account.away:
+                self.close_connection = True
+                return
         try:
+            self._check_health(path)
             self._check_key(path)
             self._send(200, method(path.removeprefix(_API), body))
         except Refusal as refusal:
             self._send(refusal.status, refusal.body)
+
+    def _check_health(self, path: str) -> None:
+        if path.startswith(_API) and self.account.broken:
+            raise Refusal(500, "global/internal-error", "Something went wrong")
 
     def _check_key(self, path: str) -> None:
         if path.startswith(_API) and self.headers.get("authorization") != f"Bearer {CLOUD_KEY}":
@@ -187,7 +198,8 @@ class Handler(BaseHTTPRequestHandler):
         if path in answers:
             return {"data": answers[path]()}
         if path == "/_emulator":
-            return {"machines": account.listed(), "calls": account.calls}
+            shown = {"machines": account.listed(), "calls": account.calls}
+            return {**shown, "failed": account.failed}
         if path == "/health":
             return {}
         raise Refusal(404, "global/object-does-not-exist", path)

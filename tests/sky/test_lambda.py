@@ -18,10 +18,7 @@ pytestmark = [pytest.mark.sky, pytest.mark.timeout(600)]
 @pytest.fixture(autouse=True)
 def as_it_was(sky_session: SkySession) -> Iterator[None]:
     yield
-    sky_session.cloud.set_away(False)
-    sky_session.cloud.set_boot_delay(0.5)
-    sky_session.cloud.set_capacity(4)
-    assert sky_session.cloud.machines() == []
+    assert sky_session.cloud.put_right() == []
 
 
 def task(run: str, accelerator: str) -> Any:
