@@ -94,15 +94,21 @@ class Carrier:
 
     async def drain(self, key: Key) -> None:
         """Ask a replica to end; one that is only being started is not started."""
+        replica = self._book.run.replicas[key]
         if key in self._starting:
-            self._starting[key].cancel()
+            # What has registered works, though its backend has not said so yet: it is told there.
+            if not replica.address:
+                self._starting[key].cancel()
             return
-        unit = self._book.run.replicas[key].unit
+        unit = replica.unit
         if unit is not None:
             await self.asked(lambda: self._backend.drain(unit))
 
     async def kill(self, key: Key) -> None:
         """End a replica now. Not insisted upon: it is decided again when it was in vain."""
+        if key in self._starting:
+            self._starting[key].cancel()
+            return
         unit = self._book.run.replicas[key].unit
         if unit is None:
             return

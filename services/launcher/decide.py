@@ -39,9 +39,9 @@ def decide(run: Run, now: float, policy: Policy) -> tuple[Run, list[Action]]:
 
 def _to_kill(run: Run, replica: Replica, now: float) -> bool:
     """Drained for too long, or never served. What cannot be asked is not late."""
-    late = now >= max(replica.due, replica.killed + KILL_AGAIN_S) and replica.live
+    late = now >= max(replica.due, replica.killed + KILL_AGAIN_S)
     if replica.state is ReplicaState.STARTING:
-        return late and not run.unreachable
+        return late and replica.live and not run.unreachable
     return late and replica.state is ReplicaState.DRAINING
 
 
@@ -103,7 +103,8 @@ def _progress(run: Run) -> Run:
 
 
 def _advance_drain(run: Run, now: float, policy: Policy) -> tuple[Run, list[Action]]:
-    """Drain stage after stage; when time is up, all of what is left at once."""
+    """Drain stage after stage; when time is up, all of what is left at once. The next stage need
+    not wait until a machine whose replica has ended is given back."""
     actions: list[Action] = []
     for number, stage in enumerate(DRAIN_STAGES):
         live = [r for r in run.replicas.values() if r.service in stage and not r.state.over]
@@ -115,7 +116,7 @@ def _advance_drain(run: Run, now: float, policy: Policy) -> tuple[Run, list[Acti
                 continue
             run, drained = _drain_one(run, replica, by)
             actions += drained
-        if live and now < run.drain_by:
+        if now < run.drain_by and not all(replica.exited for replica in live):
             return run, actions
     if all(replica.state.over for replica in run.replicas.values()):
         run = torn_down(run, now, policy)

@@ -68,7 +68,7 @@ def registered(run: Run, key: Key, address: str) -> Run:
     """This replica has announced where it serves. Unknown replicas are none of the run's."""
     if key not in run.replicas:
         return run
-    return run.put([replace(run.replicas[key], address=address)])
+    return run.put([replace(run.replicas[key], address=address, exited=False)])
 
 
 def beat(run: Run, key: Key, phase: str, serving: bool) -> Run:
@@ -82,9 +82,17 @@ def beat(run: Run, key: Key, phase: str, serving: bool) -> Run:
     return run.put([replica])
 
 
+def reported_exit(run: Run, key: Key) -> Run:
+    """This replica's watcher has said that it ended for good, and how is told when it is gone."""
+    if key not in run.replicas:
+        return run
+    return run.put([replace(run.replicas[key], exited=True)])
+
+
 def exited(run: Run, key: Key, how: Exit, now: float, policy: Policy) -> tuple[Run, list[Note]]:
     """This replica's process is gone: by request, at its goal, or by a failure."""
-    replica = replace(run.replicas[key], unit=None, address="", killed=-KILL_AGAIN_S)
+    replica = run.replicas[key]
+    replica = replace(replica, unit=None, address="", exited=False, killed=-KILL_AGAIN_S)
     if replica.state is ReplicaState.DRAINING or run.ending:
         notes = [Note(f"{replica.label} {describe_exit(how)} while draining")] if how.code else []
         return run.put([replace(replica, state=ReplicaState.STOPPED)]), notes
@@ -97,6 +105,8 @@ def exited(run: Run, key: Key, how: Exit, now: float, policy: Policy) -> tuple[R
 def _failed(
     run: Run, replica: Replica, how: Exit, now: float, policy: Policy
 ) -> tuple[Run, list[Note]]:
+    if how.preempted:
+        return _begin_elsewhere(run, replica, now, policy)
     recent = [at for at in replica.failures if now - at < policy.restart_window_s]
     failures = (*recent, now)
     replica = replace(replica, failures=failures)
@@ -113,6 +123,16 @@ def _failed(
     if all(other.state is ReplicaState.FAILED for other in run.of(replica.service)):
         return end(run, Outcome.FAILED, now, policy, verdict), [Note(verdict)]
     return run, [Note(verdict)]
+
+
+def _begin_elsewhere(
+    run: Run, replica: Replica, now: float, policy: Policy
+) -> tuple[Run, list[Note]]:
+    """However often machines are taken away, a run goes on for as long as it may."""
+    delay = policy.backoff(1)
+    text = f"{replica.label} has lost its machine; it gets another in {delay:g} s"
+    replica = replace(replica, state=ReplicaState.RESTARTING, due=now + delay)
+    return run.put([replica]), [Note(text)]
 
 
 def describe_exit(how: Exit) -> str:

@@ -120,10 +120,12 @@ class Exit:
     """How a unit ended: exit code (negative: killed by that signal) and its last log lines.
 
     The code is None where nobody saw it: of a process that outlived the launcher it belonged to.
+    `preempted`: its machine was taken away, which is no failure of its own.
     """
 
     code: int | None
     tail: str = ""
+    preempted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,9 @@ class Replica:
     due: float = 0.0
     # When it was last killed in vain.
     killed: float = -KILL_AGAIN_S
+    # Its watcher has said that it ended; the backend may need minutes more to see it. Not in the
+    # ledger: a launcher that was not told waits for the backend.
+    exited: bool = False
 
     @property
     def live(self) -> bool:

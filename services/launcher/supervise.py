@@ -162,11 +162,10 @@ class Supervisor:
         )
 
     def gone(self, key: Key, how: Exit) -> None:
-        """A replica has ended; its watcher may know more of that than its backend."""
+        """A replica has ended; its watcher knows more of that than its backend."""
         last = self.units.last(key)
         if last is not None and last.exit is not None:
-            code = last.exit.code if how.code is None else how.code
-            how = Exit(code, how.tail or last.exit.tail)
+            how = Exit(last.exit.code, last.exit.tail or how.tail)
         self.roster.forget(key)
         self.units.forget(key)
         self._silent.discard(key)
@@ -197,8 +196,9 @@ class Supervisor:
     def report(self, key: Key, incarnation: str, report: UnitReport) -> Command:
         """Note what a watcher says, answer with a command. Raises ReplacedError."""
         before = self.units.take(key, incarnation, report)
-        if text := news(key, before, report):
-            self.commit(self.run, [Note(text)])
+        run = facts.reported_exit(self.run, key) if report.exit is not None else self.run
+        text = news(key, before, report)
+        self.commit(run, [Note(text)] if text else [])
         self._wake.set()
         return self._command(key)
 

@@ -160,6 +160,28 @@ def test_a_stop_kills_what_does_not_drain_in_time() -> None:
     assert run.goal is RunState.STOPPED
 
 
+def test_the_learner_drains_once_the_rollouts_watchers_say_that_they_ended() -> None:
+    run, _ = decide(facts.stop(running(), 0.0, 60.0), 0.0, POLICY)
+    run = facts.reported_exit(run, (ROLLOUT, 0))
+    assert decide(run, 1.0, POLICY)[1] == []
+    run = facts.reported_exit(run, (ROLLOUT, 1))
+    run, actions = decide(run, 1.0, POLICY)
+    assert set(actions) == {Drain((GATEWAY, 0)), Drain((LEARNER, 0))}
+    assert run.replicas[(LEARNER, 0)].due == 60.0
+    for key in run.replicas:
+        run = facts.reported_exit(run, key)
+    run, actions = decide(run, 2.0, POLICY)
+    assert (run.state, actions) == (RunState.DRAINING, []), "their machines are still there"
+
+
+def test_what_is_drained_in_vain_is_killed_even_if_its_backend_never_said_that_it_started() -> None:
+    run, _ = decide(new(), 0.0, POLICY)
+    run = facts.registered(run, (ROLLOUT, 1), "10.0.0.2:1")
+    run, _ = decide(facts.scale(run, ROLLOUT, 1), 1.0, POLICY)
+    assert decide(run, 10.9, POLICY)[1] == []
+    assert decide(run, 11.0, POLICY)[1] == [Kill((ROLLOUT, 1))]
+
+
 def test_a_second_stop_shortens_the_first() -> None:
     run, _ = decide(facts.stop(running(), 0.0, 60.0), 0.0, POLICY)
     run, actions = decide(facts.stop(run, 1.0, 0.0), 1.0, POLICY)

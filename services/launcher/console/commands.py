@@ -27,6 +27,8 @@ from services.launcher.store import Store, StoredRun
 _OK, _FAILED, _INTERRUPTED = 0, 1, 130
 _STREAM_S = 60.0
 _CALL_S = 30.0
+# Until machines are given back, and seen to be gone.
+_GIVEN_BACK_S = 600.0
 
 
 # The learner's, in the folder of a run.
@@ -94,7 +96,7 @@ def stop(run_id: str, grace_s: float, runs: Path) -> int:
 
     async def work(connection: Connection, found: str) -> None:
         request = pb.StopRunRequest(run_id=found, grace=rpc.duration(grace_s))
-        answer = await connection.stub.StopRun(request, timeout=grace_s + _CALL_S)
+        answer = await connection.stub.StopRun(request, timeout=grace_s + _GIVEN_BACK_S)
         name = pb.RunState.Name(answer.state).removeprefix("RUN_STATE_").lower()
         Console().print(f"run {found} {name}", highlight=False)
 

@@ -1,0 +1,91 @@
+"""Drains on a backend that is slow to say what it has started and what has ended."""
+
+import asyncio
+from pathlib import Path
+
+from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
+from flotilla.launcher.v1 import run_service_pb2 as pb
+from services.common import rpc
+from services.launcher.adapters.fake import FakeBackend
+from services.launcher.ports import Launch
+from services.launcher.runs import Unit
+from tests.launcher.harness import Served, serving, spec
+
+
+class SlowBackend(FakeBackend):
+    """Has started a replica long before it says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.says = asyncio.Event()
+
+    async def start(self, launch: Launch) -> Unit:
+        unit = await super().start(launch)
+        await self.says.wait()
+        return unit
+
+
+async def registered(served: Served, run_id: str) -> None:
+    """All replicas serve, as they say themselves."""
+    run = await served.get(run_id)
+    for replica in run.replicas:
+        sender = {"run_id": run_id, "service": replica.service, "replica": replica.replica}
+        request = registry_pb.RegisterRequest(
+            **sender, incarnation=replica.service, address="127.0.0.1:1"
+        )
+        await served.registry.Register(request)
+        await served.registry.Heartbeat(
+            registry_pb.HeartbeatRequest(**sender, incarnation=replica.service, serving=True)
+        )
+
+
+async def told(served: Served, run_id: str, service: str) -> "registry_pb.Command.ValueType":
+    """What a replica is told in answer to its heartbeat."""
+    answer = await served.registry.Heartbeat(
+        registry_pb.HeartbeatRequest(
+            run_id=run_id, service=service, replica=0, incarnation=service, serving=True
+        )
+    )
+    return answer.command
+
+
+async def left(served: Served, run_id: str, service: str) -> None:
+    """A replica's watcher says its last word."""
+    await served.registry.ReportUnit(
+        registry_pb.ReportUnitRequest(
+            run_id=run_id,
+            service=service,
+            replica=0,
+            incarnation=f"watcher of {service}",
+            phase=registry_pb.UNIT_PHASE_EXITED,
+        )
+    )
+
+
+async def test_what_serves_is_drained_though_its_backend_has_not_said_that_it_started(
+    tmp_path: Path,
+) -> None:
+    backend = SlowBackend()
+    async with serving(tmp_path, backend) as served:
+        run_id = await served.start(spec())
+        await served.until(run_id, lambda run: len(backend.launches) == 3)
+        await registered(served, run_id)
+        request = pb.StopRunRequest(run_id=run_id, grace=rpc.duration(60.0))
+        stopping = asyncio.ensure_future(served.runs.StopRun(request))
+        await served.until(run_id, lambda run: run.state == pb.RUN_STATE_DRAINING)
+        assert await told(served, run_id, "rollout") == registry_pb.COMMAND_DRAIN
+        assert await told(served, run_id, "learner") == registry_pb.COMMAND_NONE
+        assert backend.killed == []
+        await left(served, run_id, "rollout")
+        for service in ("learner", "env_gateway"):
+            assert await told(served, run_id, service) == registry_pb.COMMAND_DRAIN
+            await left(served, run_id, service)
+        assert backend.killed == []
+        backend.says.set()
+        await served.until(run_id, lambda run: all(r.pid for r in run.replicas))
+        for service in ("rollout", "learner", "env_gateway"):
+            for unit in backend.running(service):
+                backend.finish(unit)
+        await stopping
+        run = await served.get(run_id)
+    assert run.state == pb.RUN_STATE_STOPPED
