@@ -36,6 +36,7 @@ def environment(layout: Layout) -> dict[str, str]:
         "SKYPILOT_API_SERVER_ENDPOINT": api_url(layout),
         "SKYPILOT_API_SERVER_LOCAL_PORT": str(layout.api_port),
         "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
+        "FLOTILLA_LAMBDA_URL": f"{cloud_url(layout)}/api/v1",
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     }
 

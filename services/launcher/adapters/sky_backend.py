@@ -10,6 +10,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
+from services.launcher.adapters.sky_audit import Auditor, LambdaCloud
 from services.launcher.adapters.sky_board import Board
 from services.launcher.adapters.sky_cluster import Clusters
 from services.launcher.adapters.sky_group import Groups, Start
@@ -50,6 +51,7 @@ class SkyBackend:
         # Each look at a cluster's job is a call to its machine.
         self._clusters = Clusters(client, 2 * poll_s)
         self._sweeper = Sweeper(client, board, self._owner)
+        self._auditor = Auditor(self._runs, self._owner, client, [LambdaCloud()])
         # Names of replicas that are clusters of their own.
         self._plain: set[str] = set()
         self._pinning = asyncio.Lock()
@@ -101,10 +103,12 @@ class SkyBackend:
 
     async def strays(self, active: Collection[str]) -> list[Stray]:
         folders = await asyncio.to_thread(lambda: [path.name for path in self._runs.iterdir()])
-        return await self._sweeper.strays(active, folders)
+        known = await self._sweeper.strays(active, folders)
+        return known + await self._auditor.strays(active)
 
     async def reap(self, active: Collection[str]) -> list[str]:
-        return await self._sweeper.reap(active)
+        ended = await self._sweeper.reap(active)
+        return ended + await self._auditor.reap(active)
 
     def _keeper(self, launch: Launch, name: str) -> Groups | Clusters:
         if launch.config.sky.mode == "cluster":

@@ -1,0 +1,115 @@
+"""Looks at clouds themselves for machines of ours that SkyPilot has forgotten."""
+
+import asyncio
+import os
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+
+import httpx
+
+from services.common.errors import ConfigError
+from services.launcher.plan import SPEC_FILE, BadSpecError, read_spec
+from services.launcher.ports import BackendUnreachable, Stray
+from services.launcher.sky import audit
+from services.launcher.sky.audit import Machine, Provider
+from services.launcher.sky.ports import Client
+
+_LAMBDA_URL = "https://cloud.lambdalabs.com/api/v1"
+# Another address of that cloud, as an emulator of it has.
+_LAMBDA_URL_VARIABLE = "FLOTILLA_LAMBDA_URL"
+_LAMBDA_KEYS = Path(".lambda_cloud/lambda_keys")
+_REQUEST_S = 20.0
+# A machine that ends is listed for a while, and costs nothing then.
+_ENDING = ("terminating", "terminated", "preempted")
+
+
+class LambdaCloud:
+    """Lambda's own list, with the key that SkyPilot uses. Implements `Provider`."""
+
+    cloud = "lambda"
+
+    def __init__(self) -> None:
+        self._keys = Path.home() / _LAMBDA_KEYS
+        self._url = os.environ.get(_LAMBDA_URL_VARIABLE, _LAMBDA_URL)
+
+    def available(self) -> bool:
+        return self._keys.is_file()
+
+    async def machines(self) -> list[Machine]:
+        listed = await self._ask("GET", "/instances")
+        billed = [each for each in listed if each["status"] not in _ENDING]
+        return [Machine(each["id"], each.get("name") or "") for each in billed]
+
+    async def end(self, machines: Iterable[Machine]) -> None:
+        wish = {"instance_ids": [machine.identity for machine in machines]}
+        await self._ask("POST", "/instance-operations/terminate", wish)
+
+    async def _ask(self, method: str, path: str, wish: object = None) -> list[dict[str, str]]:
+        lines = [line.partition("=") for line in self._keys.read_text().splitlines()]
+        keys = {name.strip(): value.strip() for name, _, value in lines}
+        try:
+            async with httpx.AsyncClient(timeout=_REQUEST_S) as http:
+                headers = {"Authorization": f"Bearer {keys.get('api_key', '')}"}
+                answer = await http.request(method, self._url + path, json=wish, headers=headers)
+                answer.raise_for_status()
+                return answer.json()["data"]
+        # What is no list is no answer.
+        except (httpx.HTTPError, ValueError, KeyError) as error:
+            raise BackendUnreachable(f"{self.cloud} itself cannot be asked: {error}") from error
+
+
+class Auditor:
+    """Knows a launcher's machines by their names; `runs` says where they may be."""
+
+    def __init__(
+        self, runs: Path, owner: str, client: Client, providers: Sequence[Provider]
+    ) -> None:
+        self._runs = runs
+        self._owner = owner
+        self._client = client
+        self._providers = providers
+
+    async def strays(self, active: Collection[str]) -> list[Stray]:
+        """Of no active run, and unknown to SkyPilot. Raises BackendUnreachable."""
+        return [
+            Stray(f"machine {machine.identity} {machine.name}", "", f"at {provider.cloud}")
+            for provider, machines in await self._forgotten(active)
+            for machine in machines
+        ]
+
+    async def reap(self, active: Collection[str]) -> list[str]:
+        """End them; says which. Raises BackendUnreachable."""
+        ended: list[str] = []
+        for provider, machines in await self._forgotten(active):
+            await provider.end(machines)
+            where = f"ended at {provider.cloud}, for SkyPilot had forgotten it"
+            ended += [f"machine {each.identity} {each.name}: {where}" for each in machines]
+        return ended
+
+    async def _forgotten(self, active: Collection[str]) -> list[tuple[Provider, list[Machine]]]:
+        clouds = await asyncio.to_thread(self._clouds)
+        found: list[tuple[Provider, list[Machine]]] = []
+        for provider in self._providers:
+            if not clouds & {"", provider.cloud} or not provider.available():
+                continue
+            # In this order: what is begun in between is known, and of an active run.
+            machines = await provider.machines()
+            known = {cluster.name for cluster in await self._client.clusters()}
+            left = audit.forgotten(machines, self._owner, active, known)
+            if left:
+                found.append((provider, left))
+        return found
+
+    def _clouds(self) -> set[str]:
+        """Where machines of any run of this launcher may be."""
+        found: set[str] = set()
+        for file in self._runs.glob(f"*/{SPEC_FILE}"):
+            try:
+                config = read_spec(file.read_text(encoding="utf-8")).config
+            except (BadSpecError, ConfigError, OSError):
+                # Of another version, or just being removed: it may have been anywhere.
+                found.add("")
+                continue
+            if config.backend == "sky":
+                found |= audit.clouds_of(config.sky)
+        return found
