@@ -101,6 +101,9 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
         if request.service and request.service not in stored.run.wanted:
             message = f"no service {request.service!r}; there are {', '.join(stored.run.wanted)}"
             raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_SERVICE", message)
+        if negative := [name for name, at in request.after_bytes.items() if at < 0]:
+            message = f"after_bytes of {negative[0]} is negative: 0 is a log's beginning"
+            raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_POSITION", message)
         tail = Tail(dict(request.after_bytes), request.lines)
         run_dir = self._launcher.folder / request.run_id
         deadline = time.monotonic() + self._stream_age_s
@@ -189,17 +192,21 @@ class RegistryService(registry_service_pb2_grpc.RegistryServiceServicer):
         self._stream_age_s = stream_age_s
         self._run_id = run_id
 
-    def _supervisor(self, run_id: str) -> Supervisor:
+    def _supervisor(self, run_id: str, service: str) -> Supervisor:
         supervisor = self._launcher.active(run_id)
         if supervisor is None or self._run_id not in ("", run_id):
             message = f"no run {run_id!r} is active here"
             raise refuse(StatusCode.NOT_FOUND, "UNKNOWN_RUN", message)
+        if service not in supervisor.run.wanted:
+            message = f"no service {service!r}; there are {', '.join(supervisor.run.wanted)}"
+            raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_SERVICE", message)
         return supervisor
 
     async def Register(
         self, request: registry_service_pb2.RegisterRequest, context: Context
     ) -> registry_service_pb2.RegisterResponse:
-        supervisor = self._supervisor(request.run_id)
+        supervisor = self._supervisor(request.run_id, request.service)
+        _check_reachable(request)
         try:
             supervisor.register(codec.member(request, clock.now()))
         except ReplacedError as error:
@@ -213,7 +220,7 @@ class RegistryService(registry_service_pb2_grpc.RegistryServiceServicer):
     async def Heartbeat(
         self, request: registry_service_pb2.HeartbeatRequest, context: Context
     ) -> registry_service_pb2.HeartbeatResponse:
-        supervisor = self._supervisor(request.run_id)
+        supervisor = self._supervisor(request.run_id, request.service)
         key = (request.service, request.replica)
         try:
             command = supervisor.beat(
@@ -235,7 +242,7 @@ class RegistryService(registry_service_pb2_grpc.RegistryServiceServicer):
         deadline = time.monotonic() + self._stream_age_s
         told: list[registry_service_pb2.Peer] | None = None
         while True:
-            supervisor = self._supervisor(request.run_id)
+            supervisor = self._supervisor(request.run_id, request.service)
             change = supervisor.changed.next
             peers = [codec.peer(found) for found in supervisor.roster.peers(request.service)]
             if peers != told:
@@ -249,14 +256,28 @@ class RegistryService(registry_service_pb2_grpc.RegistryServiceServicer):
         self, request: registry_service_pb2.ReportUnitRequest, context: Context
     ) -> registry_service_pb2.ReportUnitResponse:
         try:
-            return unit_service.report(self._supervisor(request.run_id), request)
+            return unit_service.report(self._supervisor(request.run_id, request.service), request)
         except ReplacedError as error:
             raise _replaced(request.service, request.replica) from error
 
     async def PushLogs(
         self, request: registry_service_pb2.PushLogsRequest, context: Context
     ) -> registry_service_pb2.PushLogsResponse:
+        if self._run_id not in ("", request.run_id):
+            # Its token is of this registry's run, whatever it names.
+            message = f"this is not the registry of run {request.run_id!r}"
+            raise refuse(StatusCode.NOT_FOUND, "UNKNOWN_RUN", message)
         return self._spools.push(request)
+
+
+def _check_reachable(request: registry_service_pb2.RegisterRequest) -> None:
+    """Peers are told of whoever registers, so it has to have what they need."""
+    host, _, port = request.address.rpartition(":")
+    if request.incarnation and host and port.isdecimal():
+        return
+    who = f"{request.service}-{request.replica}"
+    message = f"{who} needs an incarnation and an address host:port, not {request.address!r}"
+    raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_ADDRESS", message)
 
 
 def _replaced(service: str, replica: int) -> Exception:

@@ -53,6 +53,9 @@ class Spools:
         if len(request.chunk) > MAX_CHUNK_BYTES:
             message = f"{len(request.chunk)} bytes: push at most {MAX_CHUNK_BYTES} at a time"
             raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_LOG", message)
+        if request.position < 0:
+            message = f"position {request.position}: 0 is where an incarnation begins"
+            raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_LOG", message)
         spool = self._spool(request.run_id, (request.service, request.replica))
         try:
             position = spool.append(request.incarnation, request.position, request.chunk)

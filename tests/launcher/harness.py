@@ -59,6 +59,7 @@ class Served:
     launcher: Launcher
     runs: "RunServiceAsyncStub"
     registry: "RegistryServiceAsyncStub"
+    address: str = ""
 
     async def start(self, wish: dict[str, Any], **fields: Any) -> str:
         fields.setdefault("request_id", f"request-{time.monotonic_ns()}")
@@ -125,7 +126,7 @@ async def serving(
         async with rpc.channel(at.address, token=TOKEN) as channel:
             runs: Any = run_service_pb2_grpc.RunServiceStub(channel)
             registry: Any = registry_service_pb2_grpc.RegistryServiceStub(channel)
-            yield Served(launcher, runs, registry)
+            yield Served(launcher, runs, registry, at.address)
             await launcher.close(2.0)
     store.close()
 

@@ -34,10 +34,12 @@ class RunServiceStub(object):
     Errors carry a google.rpc.ErrorInfo, domain `launcher.flotilla`:
     INVALID_ARGUMENT    BAD_SPEC         the message says which key and why
     INVALID_ARGUMENT    BAD_SERVICE      no such service in the run
+    INVALID_ARGUMENT    BAD_POSITION     no position that TailLogs has named
     FAILED_PRECONDITION NOT_RESUMABLE    nothing was committed that could be resumed
     FAILED_PRECONDITION RUN_ENDED        the run has ended
     NOT_FOUND           UNKNOWN_RUN
     UNAVAILABLE         CLOSING          the launcher is ending: ask its successor
+    UNAVAILABLE         BACKEND_UNREACHABLE  it cannot be asked what there is
     UNAVAILABLE         STREAM_AGE       the stream has run long enough: watch again
     ALREADY_EXISTS      REQUEST_CONFLICT other content under the same request_id
     ALREADY_EXISTS      RUN_ACTIVE       the run to resume is running
@@ -105,10 +107,12 @@ class RunServiceServicer(object):
     Errors carry a google.rpc.ErrorInfo, domain `launcher.flotilla`:
     INVALID_ARGUMENT    BAD_SPEC         the message says which key and why
     INVALID_ARGUMENT    BAD_SERVICE      no such service in the run
+    INVALID_ARGUMENT    BAD_POSITION     no position that TailLogs has named
     FAILED_PRECONDITION NOT_RESUMABLE    nothing was committed that could be resumed
     FAILED_PRECONDITION RUN_ENDED        the run has ended
     NOT_FOUND           UNKNOWN_RUN
     UNAVAILABLE         CLOSING          the launcher is ending: ask its successor
+    UNAVAILABLE         BACKEND_UNREACHABLE  it cannot be asked what there is
     UNAVAILABLE         STREAM_AGE       the stream has run long enough: watch again
     ALREADY_EXISTS      REQUEST_CONFLICT other content under the same request_id
     ALREADY_EXISTS      RUN_ACTIVE       the run to resume is running
@@ -244,10 +248,12 @@ class RunService(object):
     Errors carry a google.rpc.ErrorInfo, domain `launcher.flotilla`:
     INVALID_ARGUMENT    BAD_SPEC         the message says which key and why
     INVALID_ARGUMENT    BAD_SERVICE      no such service in the run
+    INVALID_ARGUMENT    BAD_POSITION     no position that TailLogs has named
     FAILED_PRECONDITION NOT_RESUMABLE    nothing was committed that could be resumed
     FAILED_PRECONDITION RUN_ENDED        the run has ended
     NOT_FOUND           UNKNOWN_RUN
     UNAVAILABLE         CLOSING          the launcher is ending: ask its successor
+    UNAVAILABLE         BACKEND_UNREACHABLE  it cannot be asked what there is
     UNAVAILABLE         STREAM_AGE       the stream has run long enough: watch again
     ALREADY_EXISTS      REQUEST_CONFLICT other content under the same request_id
     ALREADY_EXISTS      RUN_ACTIVE       the run to resume is running
