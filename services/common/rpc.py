@@ -92,6 +92,7 @@ _RETRY_POLICY = {
 REQUEST_STREAMS = [
     {"service": "flotilla.learner.v1.GroupService", "method": "SubmitTrajectory"},
     {"service": "flotilla.env_gateway.v1.EpisodeService", "method": "Grade"},
+    {"service": "flotilla.learner.v1.RankService", "method": "Join"},
 ]
 
 

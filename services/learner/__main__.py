@@ -1,14 +1,23 @@
 """The learner: gives out groups to sample, takes trajectories back, trains and publishes."""
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from services.common.errors import ConfigError
+from services.common.listen import split
 from services.common.main import RegistryContract, Runtime, entry
 from services.common.shared_memory import shared_name
 from services.common.spec import PolicyConfig
 from services.learner.config import LearnerConfig
+from services.learner.nodes.machine import machine_of
 from services.learner.ports import RemoteStore
+
+if TYPE_CHECKING:
+    from services.learner.adapters.meetings import Meeting
+    from services.learner.nodes.roll import Roll
 
 
 def _load() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
@@ -27,7 +36,14 @@ def _load() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
         check_model_files(policy, runtime.run_dir)
         tokenizer = tokenizer_digests_of(policy)
         name = shared_name(runtime.run_id, runtime.run_dir)
-        ranks = LocalRanks(name, policy, runtime.config, logs / "learner-rank-0.log")
+        roll = _roll(runtime)
+        ranks = LocalRanks(
+            name,
+            policy,
+            runtime.config,
+            logs / "learner-rank-0.log",
+            meeting=_meeting(runtime, roll) if roll is not None else None,
+        )
         weights = WeightServer(logs / "learner-weights.log")
         tracking = runtime.config.tracking
         tracker = trackers_of(tracking, runtime.run_id, runtime.run_dir, runtime.spec)
@@ -36,7 +52,7 @@ def _load() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
             address = await weights.start(start_of(runtime))
             store = _store(runtime)
             vendors = Vendors(
-                ranks, tracker, tokenizer, weights, address, store, sinks, _exporter(policy)
+                ranks, tracker, tokenizer, weights, address, store, sinks, _exporter(policy), roll
             )
             await run_learner(runtime, vendors)
         finally:
@@ -47,6 +63,31 @@ def _load() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
                 await asyncio.to_thread(sink.close)
 
     return run
+
+
+def _roll(runtime: Runtime[LearnerConfig]) -> "Roll | None":
+    """Of the learner's further machines, if it has any."""
+    if runtime.config.rank.nodes == 1:
+        return None
+    # Not above: the configuration is checked where there are no tensors.
+    from services.learner.nodes.roll import Roll
+
+    policy, config = runtime.shared.policy, runtime.config
+    return Roll(machine_of(runtime.run_id, 0, policy, config, socket.gethostname()))
+
+
+def _meeting(runtime: Runtime[LearnerConfig], roll: "Roll") -> "Meeting":
+    """Where the machines reach the learner, there its first rank is reached."""
+    from services.learner.adapters.meetings import AcrossMachines
+
+    host, _ = split(runtime.listen, "listen")
+    if host == "0.0.0.0":
+        raise ConfigError(
+            f"--listen {runtime.listen}: with learner.rank.nodes above 1, listen on this machine's"
+            " own address in the network that the machines share; ranks use no other"
+        )
+    rank = runtime.config.rank
+    return AcrossMachines(roll, host, rank.processes, rank.join_s)
 
 
 def _exporter(policy: PolicyConfig) -> Callable[[Path, Path], None]:

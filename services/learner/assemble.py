@@ -6,7 +6,11 @@ from typing import Any
 
 import grpc.aio
 
-from flotilla.learner.v1 import group_service_pb2_grpc, policy_service_pb2_grpc
+from flotilla.learner.v1 import (
+    group_service_pb2_grpc,
+    policy_service_pb2_grpc,
+    rank_service_pb2_grpc,
+)
 from services.common import rpc
 from services.common.errors import ConfigError
 from services.common.runtime import Runtime
@@ -30,6 +34,8 @@ from services.learner.journal.writer import JournalError
 from services.learner.loop import Loop
 from services.learner.metrics.meters import shower
 from services.learner.metrics.recorder import ALARMS_META, tracked_run
+from services.learner.nodes.roll import dismissed
+from services.learner.nodes.service import RankService
 from services.learner.parts import Parts
 from services.learner.policy_service import PolicyService
 from services.learner.ports import Ranks
@@ -102,7 +108,8 @@ async def _serve(
         runtime.log.info("serving", address=serving.address, run_epoch=dispatcher.run_epoch)
         loop = Loop(parts, on_loaded=loaded)
         try:
-            return await _run(loop, parts, runtime)
+            with dismissed(vendors.roll):
+                return await _run(loop, parts, runtime)
         finally:
             serving.set_serving(False)
             # Calls that wait would hold up the server's end.
@@ -116,7 +123,7 @@ def _server(
     parts: Parts,
     limits: asyncio.Future[Limits],
 ) -> grpc.aio.Server:
-    """Both services, not started yet."""
+    """All services, not started yet."""
     server = rpc.server(token=runtime.token)
     group_service_pb2_grpc.add_GroupServiceServicer_to_server(
         GroupService(
@@ -140,6 +147,9 @@ def _server(
         ),
         server,
     )
+    if vendors.roll is not None:
+        service = RankService(vendors.roll, drain=runtime.drain)
+        rank_service_pb2_grpc.add_RankServiceServicer_to_server(service, server)
     return server
 
 

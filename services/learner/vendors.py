@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from services.common.fingerprint import TokenizerDigests
+from services.learner.nodes.roll import Roll
 from services.learner.ports import AlarmSink, Ranks, RemoteStore, Snapshots, Tracker
 
 
@@ -20,8 +21,10 @@ class Vendors:
         store: RemoteStore | None = None,
         alarm_sinks: Sequence[AlarmSink] = (),
         export: Callable[[Path, Path], None] | None = None,
+        roll: Roll | None = None,
     ) -> None:
-        """`export` writes the model of a checkpoint's folder to a folder of its own."""
+        """`export` writes the model of a checkpoint's folder to a folder of its own, `roll` is
+        that of further machines."""
         self.ranks = ranks
         self.tracker = tracker
         if isinstance(tokenizer, bytes):
@@ -32,3 +35,4 @@ class Vendors:
         self.store = store
         self.alarm_sinks = alarm_sinks
         self.export = export
+        self.roll = roll

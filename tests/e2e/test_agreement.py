@@ -56,7 +56,7 @@ def ranked(policy: PolicyConfig, folder: Path) -> Generator[tuple[FirstRank, Pol
         algorithm=AlgorithmConfig(),
         optimizer=OptimizerConfig(lr=1e-2),
         rank=RankConfig(),
-        place=Place(index=0, count=1, rendezvous=folder / "ranks"),
+        place=Place(index=0, count=1, rendezvous=f"file://{folder}/ranks", slot=0, slots=1),
     )
     models = load_models(setup)
     rank = FirstRank(setup, models)

@@ -1,32 +1,36 @@
 """One training rank as a child process, spoken to in frames over its stdin and stdout."""
 
 import asyncio
-import itertools
 import os
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from services.learner.ports import RankError
 from services.learner.rank import wire
+from services.learner.rank.calls import Answer, Calls, failed
+from services.learner.rank.config import RankConfig
 
 _TAIL_BYTES = 4096
 _CLOSE_SECONDS = 10.0
 
-Answer = asyncio.Future[wire.Message]
+
+def environment_of(config: RankConfig) -> dict[str, str]:
+    """What every rank is started with."""
+    threads = str(config.threads)
+    return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
 
 
 class RankProcess:
-    """What the rank and its libraries print goes to `log_path`, whose end RankErrors carry."""
+    """Implements `rank.calls.RankHandle`. What the rank and its libraries print goes to
+    `log_path`, whose end RankErrors carry."""
 
     def __init__(self, process: Process, name: str, log_path: Path) -> None:
         self._process = process
         self._name = name
         self._log_path = log_path
-        self._ids = itertools.count()
-        self._waiting: dict[int, tuple[str, Answer]] = {}
+        self._calls = Calls()
         self._reader = asyncio.create_task(self._read())
 
     @staticmethod
@@ -59,12 +63,9 @@ class RankProcess:
 
     def send(self, command: str, arguments: Mapping[str, Any]) -> Answer:
         """Sends a command at once; the answer comes later, or RankError in its place."""
-        answer: Answer = asyncio.get_running_loop().create_future()
         if self._process.returncode is not None:
-            answer.set_exception(RankError(self._obituary(self._process.returncode)))
-            return answer
-        call = next(self._ids)
-        self._waiting[call] = (command, answer)
+            return failed(self._obituary(self._process.returncode))
+        call, answer = self._calls.begin(command)
         self._write({"id": call, "command": command, "arguments": arguments})
         return answer
 
@@ -95,23 +96,15 @@ class RankProcess:
         except (asyncio.IncompleteReadError, wire.ChannelError) as error:
             if isinstance(error, wire.ChannelError):
                 self.kill()
-            problem = self._obituary(await self._process.wait())
-            for call in list(self._waiting):
-                self._settle(call, lambda answer: answer.set_exception(RankError(problem)))
+            self._calls.fail_all(self._obituary(await self._process.wait()))
 
     def _take(self, message: wire.Message) -> None:
-        command, _ = self._waiting[message["id"]]
+        call = message["id"]
         if "error" in message:
-            problem = RankError(f"{command}: {message['error']}\n{self._log_tail()}")
-            self._settle(message["id"], lambda answer: answer.set_exception(problem))
+            command = self._calls.command(call)
+            self._calls.fail(call, f"{command}: {message['error']}\n{self._log_tail()}")
         else:
-            self._settle(message["id"], lambda answer: answer.set_result(message["result"]))
-
-    def _settle(self, call: int, settle: Callable[[Answer], None]) -> None:
-        """Nobody waits any more for a call that was cancelled."""
-        _, answer = self._waiting.pop(call)
-        if not answer.done():
-            settle(answer)
+            self._calls.succeed(call, message["result"])
 
     async def _say_goodbye(self) -> None:
         if not self.ended:

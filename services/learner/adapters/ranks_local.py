@@ -1,4 +1,5 @@
-"""The training ranks as child processes on this machine. Implements `ports.Ranks`."""
+"""The training ranks as child processes on this machine, and perhaps on others. Implements
+`ports.Ranks`."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -9,12 +10,14 @@ from safetensors import SafetensorError
 
 from services.common.shared_memory import SHARED_MEMORY
 from services.common.spec import PolicyConfig
-from services.learner.adapters.rank_process import Answer, RankProcess
+from services.learner.adapters.meetings import Meeting, OnOneMachine
+from services.learner.adapters.rank_process import RankProcess, environment_of
 from services.learner.config import LearnerConfig
 from services.learner.guard.types import Comparison
 from services.learner.guard.wire import decode_comparison
 from services.learner.ports import RankError
 from services.learner.rank import wire
+from services.learner.rank.calls import Answer, RankHandle
 from services.learner.types import CheckpointFiles, ModelInfo, Publication, StepResult, TrainBatch
 
 # When one rank has failed at a command, the others may take so long to fail or answer too.
@@ -22,10 +25,11 @@ _GRACE_SECONDS = 5.0
 
 
 class LocalRanks:
-    """`learner.rank.processes` ranks. All train; the first publishes and saves.
+    """`learner.rank.processes` ranks here. All train; the first publishes and saves.
 
     `name` begins the names of their files in shared memory. What the first prints goes to
-    `log_path`, what rank k prints to `{stem}-{k}{suffix}` beside it.
+    `log_path`, what rank k prints to `{stem}-{k}{suffix}` beside it. `meeting` knows of ranks on
+    other machines; without one there are none.
     """
 
     def __init__(
@@ -35,28 +39,38 @@ class LocalRanks:
         config: LearnerConfig,
         log_path: Path,
         shm_dir: Path = SHARED_MEMORY,
+        meeting: Meeting | None = None,
     ) -> None:
         self._name = name
         self._policy = policy
         self._config = config
         self._log_path = log_path
         self._shm_dir = shm_dir
+        self._meeting = meeting or OnOneMachine(shm_dir, name)
         self._turn = asyncio.Lock()
         self._processes: list[RankProcess] = []
+        self._elsewhere: Sequence[RankHandle] = ()
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes, the first rank's first."""
+        """Of the processes here, the first rank's first."""
         return [process.pid for process in self._processes]
 
     async def start(self, checkpoint: Path | None) -> ModelInfo:
         """Starts the processes; ranks that ran before are ended first. See `ports.Ranks`."""
         await self.close()
         wire.remove_stale(self._shm_dir, self._name)
-        for index in range(self._count):
+        for index in range(self._here):
             self._processes.append(await self._spawn(index))
-        setups = [self._setup(checkpoint, index) for index in range(self._count)]
-        return wire.decode_model_info(await self._call("start", setups))
+        self._elsewhere = await self._meeting.gather()
+        rendezvous = await self._meeting.place(self._processes[0])
+        setups = [self._setup(checkpoint, index, rendezvous) for index in range(self._count)]
+        answers = await self._call("start", setups)
+        if any(answer != answers[0] for answer in answers):
+            for rank in self._all:
+                rank.kill()
+            raise RankError(f"start: the ranks have loaded different models: {answers}")
+        return wire.decode_model_info(answers[0])
 
     async def train(self, batch: TrainBatch) -> StepResult:
         """See `ports.Ranks`."""
@@ -65,7 +79,9 @@ class LocalRanks:
             arguments = await asyncio.to_thread(wire.write_batch, path, batch)
         except (OSError, SafetensorError) as error:
             raise RankError(f"train: the batch cannot be written to {path}: {error}") from error
-        answer = await self._call("train", [arguments] * self._count)
+        # Ranks elsewhere do not see the file: the first one sends it.
+        told = [arguments] * self._here + [{}] * self._meeting.others
+        answer, *_ = await self._call("train", told)
         path.unlink(missing_ok=True)
         return wire.decode_step_result(answer)
 
@@ -76,33 +92,45 @@ class LocalRanks:
             arguments = await asyncio.to_thread(wire.write_batch, path, batch)
         except (OSError, SafetensorError) as error:
             raise RankError(f"compare: the batch cannot be written to {path}: {error}") from error
-        answer = await self._call("compare", [{**arguments, "diagnose": diagnose}])
+        answer = await self._first("compare", {**arguments, "diagnose": diagnose})
         path.unlink(missing_ok=True)
         return decode_comparison(answer)
 
     async def publish(self, version: int) -> Publication:
         """See `ports.Ranks`."""
-        return wire.decode_publication(await self._call("publish", [{"version": version}]))
+        return wire.decode_publication(await self._first("publish", {"version": version}))
 
     async def save(self, directory: Path) -> CheckpointFiles:
         """See `ports.Ranks`."""
-        return wire.decode_checkpoint(await self._call("save", [{"directory": str(directory)}]))
+        return wire.decode_checkpoint(await self._first("save", {"directory": str(directory)}))
 
     async def close(self) -> None:
         """See `ports.Ranks`. May be called again, and in any state."""
-        processes, self._processes = self._processes, []
-        if not processes:
+        ranks = self._all
+        self._processes, self._elsewhere = [], ()
+        if not ranks:
             return
-        await asyncio.gather(*(process.close() for process in processes))
+        await asyncio.gather(*(rank.close() for rank in ranks))
         wire.remove_stale(self._shm_dir, self._name)
 
     @property
-    def _count(self) -> int:
+    def _all(self) -> list[RankHandle]:
+        """In the order of their numbers."""
+        return [*self._processes, *self._elsewhere]
+
+    @property
+    def _here(self) -> int:
         return self._config.rank.processes
 
-    def _setup(self, checkpoint: Path | None, index: int) -> wire.Message:
-        config = self._config
-        rendezvous = wire.rendezvous_path(self._shm_dir, self._name)
+    @property
+    def _count(self) -> int:
+        return self._here + self._meeting.others
+
+    def _setup(self, checkpoint: Path | None, index: int, rendezvous: str) -> wire.Message:
+        config, here = self._config, self._here
+        place = {"index": index, "count": self._count, "rendezvous": rendezvous}
+        # Only ranks on this machine see its files.
+        seen = str(checkpoint) if checkpoint is not None and index < here else None
         return {
             "name": self._name,
             "shm_dir": str(self._shm_dir),
@@ -111,52 +139,58 @@ class LocalRanks:
             "algorithm": config.algorithm.model_dump(mode="json"),
             "optimizer": config.optimizer.model_dump(mode="json"),
             "rank": config.rank.model_dump(mode="json"),
-            "checkpoint": str(checkpoint) if checkpoint else None,
-            "place": {"index": index, "count": self._count, "rendezvous": str(rendezvous)},
+            "checkpoint": seen,
+            "place": {**place, "slot": index % here, "slots": here},
         }
 
     async def _spawn(self, index: int) -> RankProcess:
-        threads = str(self._config.rank.threads)
-        environment = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        environment = environment_of(self._config.rank)
         if self._count == 1:
             return await RankProcess.spawn("the training rank", self._log_path, environment)
-        # Ranks of one machine have no business on its network.
-        environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+        if self._meeting.others == 0:
+            # Ranks of one machine have no business on its network.
+            environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
         log = self._log_path
         log = log.with_stem(f"{log.stem}-{index}") if index else log
         return await RankProcess.spawn(f"training rank {index}", log, environment)
 
-    async def _call(self, command: str, arguments: Sequence[Mapping[str, Any]]) -> wire.Message:
-        """The first rank's answer to a command, which as many ranks get as there are arguments.
+    async def _first(self, command: str, arguments: Mapping[str, Any]) -> wire.Message:
+        """The first rank's answer to a command for it alone. Raises RankError."""
+        return (await self._call(command, [arguments]))[0]
+
+    async def _call(
+        self, command: str, arguments: Sequence[Mapping[str, Any]]
+    ) -> list[wire.Message]:
+        """The answers to a command, which as many ranks get as there are arguments.
 
         Raises RankError when any of them fails.
         """
         async with self._turn:
             if not self._processes:
                 raise RankError(f"{command}: the rank has not been started")
-            chosen = self._processes[: len(arguments)]
+            chosen = self._all[: len(arguments)]
             pairs = zip(chosen, arguments, strict=True)
-            answers = [process.send(command, sent) for process, sent in pairs]
+            answers = [rank.send(command, sent) for rank, sent in pairs]
             try:
-                return await self._first(chosen, answers)
+                return await self._gathered(chosen, answers)
             finally:
                 for answer in answers:
                     answer.cancel()
 
-    async def _first(
-        self, processes: Sequence[RankProcess], answers: Sequence[Answer]
-    ) -> wire.Message:
+    async def _gathered(
+        self, ranks: Sequence[RankHandle], answers: Sequence[Answer]
+    ) -> list[wire.Message]:
         _, missing = await asyncio.wait(answers, return_when=asyncio.FIRST_EXCEPTION)
         if missing:
             _, missing = await asyncio.wait(missing, timeout=_GRACE_SECONDS)
-        errors = [(p, a.exception()) for p, a in zip(processes, answers, strict=True) if a.done()]
-        failed = [(process, error) for process, error in errors if error is not None]
+        errors = [(r, a.exception()) for r, a in zip(ranks, answers, strict=True) if a.done()]
+        failed = [(rank, error) for rank, error in errors if error is not None]
         if not failed:
-            return answers[0].result()
-        if len(failed) < len(processes):
+            return [answer.result() for answer in answers]
+        if len(failed) < len(ranks):
             # Some went on and some did not: they no longer hold the same parameters.
-            for process in self._processes:
-                process.kill()
+            for rank in self._all:
+                rank.kill()
         # That one died is why others could not go on.
         failed.sort(key=lambda pair: not pair[0].ended)
         raise failed[0][1]

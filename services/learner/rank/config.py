@@ -1,19 +1,27 @@
 """The ranks' part of `[learner]`: `[learner.rank]`."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from services.common.config import Model
 
 
 class RankConfig(Model):
-    """How the training ranks use their machine."""
+    """How the training ranks use their machines."""
 
     device: Literal["cpu", "cuda"] = "cpu"
-    # Ranks on this machine, each with a whole copy of the model and a share of every batch; on
+    # Ranks on each machine, each with a whole copy of the model and a share of every batch; on
     # `cuda` one to each GPU. Never changes the loss.
     processes: int = Field(default=1, ge=1)
+    # Machines of the learner; on all but the first runs `python -m services.learner.nodes`. Only
+    # the number of ranks in all matters for the result, never how many share a machine.
+    nodes: int = Field(default=1, ge=1)
+    # What lies between these machines. gloo and NCCL neither encrypt nor ask who is there, so
+    # several nodes are refused on a `public` network, one with strangers in it.
+    network: Literal["private", "public"] = "private"
+    # How long the machines wait for each other.
+    join_s: float = Field(default=300.0, gt=0)
     # CPU threads of torch in each. On a CPU only 1 makes a step repeatable bit for bit.
     threads: int = Field(default=1, ge=1)
     # Most tokens in one forward pass; never changes the loss. A longer sequence goes alone.
@@ -29,3 +37,13 @@ class RankConfig(Model):
     offload_reference: bool = True
     # Tokens that are scored again after a step, for policy/post_update_kl; 0 switches it off.
     post_update_tokens: int = Field(default=4096, ge=0)
+
+    @model_validator(mode="after")
+    def _strangers_reach_no_ranks(self) -> Self:
+        if self.nodes > 1 and self.network == "public":
+            raise ValueError(
+                f"nodes is {self.nodes}, but network is 'public': ranks of several machines speak"
+                " gloo or NCCL, which neither encrypt nor ask who is there; put the machines into"
+                " one private network and set learner.rank.network = 'private', or set nodes = 1"
+            )
+        return self

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from services.common.config import Model
+from services.learner.rank.meeting import Store, store_of
 
 # A rank may wait so long for the slowest; one that died is noticed by the service, in seconds.
 _PATIENCE = timedelta(hours=1)
@@ -21,8 +21,16 @@ class Place(Model):
 
     index: int
     count: int
-    # A file that does not exist yet, on a file system that all ranks see.
-    rendezvous: Path
+    # Where they meet, see `meeting`.
+    rendezvous: str
+    # Which of its own machine's ranks, and of how many there.
+    slot: int
+    slots: int
+
+    @property
+    def far(self) -> bool:
+        """Some of the ranks are on other machines: they share no files and no memory."""
+        return self.slots < self.count
 
 
 class Replicas:
@@ -38,11 +46,14 @@ class Replicas:
         self._device = device or torch.device("cpu")
 
     @staticmethod
-    def join(place: Place, device: torch.device) -> "Replicas":
-        """Meets the other ranks: over gloo on CPUs, over NCCL on GPUs."""
+    def join(place: Place, device: torch.device, store: Store | None = None) -> "Replicas":
+        """Meets the other ranks: over gloo on CPUs, over NCCL on GPUs.
+
+        `store` is the one that this rank holds for all, if it does.
+        """
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
-            init_method=f"file://{place.rendezvous}",
+            store=store or store_of(place.rendezvous, place.count),
             rank=place.index,
             world_size=place.count,
             timeout=_PATIENCE,
@@ -70,6 +81,25 @@ class Replicas:
             return
         for tensor in tensors:
             dist.all_reduce(tensor)
+
+    def spread(self, tensor: Tensor) -> None:
+        """Replaces the tensor by the first rank's, whatever device it is on."""
+        if self.count == 1:
+            return
+        moved = tensor.to(self._device)
+        dist.broadcast(moved, 0)
+        if moved is not tensor:
+            tensor.copy_(moved)
+
+    def spread_bytes(self, data: bytes | None) -> bytes:
+        """What the first rank gives; the others give None."""
+        size = torch.tensor([len(data or b"")], dtype=torch.int64)
+        self.spread(size)
+        # A buffer that is written to, and at least a byte long.
+        buffer = bytearray(data or bytes(int(size)))
+        if buffer:
+            self.spread(torch.frombuffer(buffer, dtype=torch.uint8))
+        return bytes(buffer)
 
     def total(self, *values: float) -> list[float]:
         """Sums of plain numbers over all ranks, in float64."""

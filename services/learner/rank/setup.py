@@ -1,17 +1,20 @@
 """What a rank is told at its start, and what it makes of it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from services.common.config import Model
 from services.common.spec import PolicyConfig
 from services.learner.algorithm_config import AlgorithmConfig
 from services.learner.config import OptimizerConfig
-from services.learner.rank import checkpoint
+from services.learner.rank import checkpoint, sharing
 from services.learner.rank.config import RankConfig
 from services.learner.rank.critic import Critic
+from services.learner.rank.meeting import Store
 from services.learner.rank.model import ModelError, Policy, load
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.reference import Reference
@@ -32,7 +35,8 @@ class Setup(Model):
     algorithm: AlgorithmConfig
     optimizer: OptimizerConfig
     rank: RankConfig
-    # A checkpoint folder to continue from.
+    # A checkpoint folder to continue from. Ranks of other machines than the first do not see it,
+    # and get everything from the first rank.
     checkpoint: Path | None = None
     place: Place
 
@@ -57,30 +61,36 @@ class Models:
         return checkpoint.save(directory, self.policy, self.optimizer, step, others)
 
 
-def load_models(setup: Setup) -> Models:
+def load_models(setup: Setup, store: Store | None = None) -> Models:
     """Loads the run's models, or continues from its checkpoint, and meets the other ranks.
 
-    Raises ModelError, CheckpointError, and ValueError for an algorithm that cannot be run.
+    `store` is the one that this rank holds for all, if it does. Raises ModelError,
+    CheckpointError, and ValueError for an algorithm that cannot be run.
     """
     torch.set_num_threads(setup.rank.threads)
     device = _device(setup)
     source = setup.checkpoint
     step = checkpoint.read_step(source) if source else 0
     policy = load(setup.policy, setup.rank, source)
+    several = setup.place.count > 1
+    replicas = Replicas.join(setup.place, device, store) if several else Replicas()
+    if setup.place.far:
+        step = sharing.take_policy(policy, step, replicas)
     offload = setup.rank.offload_optimizer
     optimizer = Optimizer(policy.named_parameters(), setup.optimizer, offload=offload)
     if source:
         checkpoint.load_optimizer(source, optimizer)
+    critic = checkpoint.load_other(source, CRITIC) if source and _has_critic(setup) else {}
+    if setup.place.far:
+        critic = sharing.take_state(optimizer, critic, replicas)
     reference = _reference(setup, policy)
-    several = setup.place.count > 1
-    replicas = Replicas.join(setup.place, device) if several else Replicas()
     trainer = Trainer(
         policy,
         optimizer,
         setup.algorithm,
         setup.rank,
         reference=reference,
-        critic=_critic(setup, policy),
+        critic=_critic(setup, policy, critic),
         replicas=replicas,
     )
     return Models(policy, optimizer, trainer.critic, reference, trainer, replicas, step)
@@ -91,13 +101,13 @@ def _device(setup: Setup) -> torch.device:
     if setup.rank.device == "cpu":
         return torch.device("cpu")
     there = torch.cuda.device_count()
-    if there < setup.place.count:
+    if there < setup.place.slots:
         raise ModelError(
-            f"learner.rank.processes is {setup.place.count}, but this machine has {there} GPUs: "
+            f"learner.rank.processes is {setup.place.slots}, but this machine has {there} GPUs: "
             "each rank needs one of its own"
         )
-    torch.cuda.set_device(setup.place.index)
-    return torch.device("cuda", setup.place.index)
+    torch.cuda.set_device(setup.place.slot)
+    return torch.device("cuda", setup.place.slot)
 
 
 def _reference(setup: Setup, policy: Policy) -> Reference | None:
@@ -106,11 +116,14 @@ def _reference(setup: Setup, policy: Policy) -> Reference | None:
     return Reference.load(setup.policy, policy, offload=setup.rank.offload_reference)
 
 
-def _critic(setup: Setup, policy: Policy) -> Critic | None:
+def _has_critic(setup: Setup) -> bool:
+    return setup.algorithm.advantage == "gae"
+
+
+def _critic(setup: Setup, policy: Policy, state: Mapping[str, Tensor]) -> Critic | None:
     """None where a fresh one will do, or none is needed."""
-    if setup.algorithm.advantage != "gae" or setup.checkpoint is None:
+    if not state:
         return None
-    state = checkpoint.load_other(setup.checkpoint, CRITIC)
     return Critic(
         policy,
         setup.algorithm.critic,

@@ -134,7 +134,22 @@ def write_batch(path: Path, batch: TrainBatch) -> Message:
 
 def read_batch(message: Message) -> TrainBatch:
     """The batch that `write_batch` described."""
-    arrays = safetensors_numpy.load_file(message["path"])
+    return _batch(message, safetensors_numpy.load_file(message["path"]))
+
+
+def pack_batch(message: Message) -> bytes:
+    """The same batch, for ranks that do not see the file."""
+    return encode_frame(message) + Path(message["path"]).read_bytes()
+
+
+def unpack_batch(packed: bytes) -> TrainBatch:
+    """The reverse of `pack_batch`."""
+    end = HEADER.size + frame_length(packed[: HEADER.size])
+    message = decode_body(packed[HEADER.size : end])
+    return _batch(message, safetensors_numpy.load(packed[end:]))
+
+
+def _batch(message: Message, arrays: Mapping[str, NDArray[Any]]) -> TrainBatch:
     lengths = message["lengths"]
     columns = zip(
         message["group_id"],

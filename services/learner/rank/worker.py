@@ -1,11 +1,13 @@
-"""The rank's commands: start, train; and of the first rank also publish, compare, save."""
+"""The rank's commands: start, train; and of the first rank also host, publish, compare, save."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from services.learner.guard.wire import encode_comparison
 from services.learner.rank import wire
+from services.learner.rank.batches import batches_of
 from services.learner.rank.comparing import Comparing
+from services.learner.rank.meeting import Store, hold
 from services.learner.rank.model import canary_token_ids, score
 from services.learner.rank.optimizer import learning_rate
 from services.learner.rank.publish import WeightSlots
@@ -25,6 +27,7 @@ class Rank:
     def __init__(self, setup: Setup, models: Models) -> None:
         self._setup = setup
         self._models = models
+        self._batches = batches_of(setup.place, models.replicas)
         self._step = models.step
 
     @property
@@ -44,7 +47,7 @@ class Rank:
 
         Raises OutOfOrderError when its step is not the one after the parameters'.
         """
-        batch = wire.read_batch(message)
+        batch = self._batches.read(message)
         if batch.step != self._step + 1:
             raise OutOfOrderError(f"step {batch.step} asked for, the next one is {self._step + 1}")
         lr = learning_rate(self._setup.optimizer, batch.step, self._setup.total_steps)
@@ -114,6 +117,7 @@ class Dispatcher:
 
     def __init__(self) -> None:
         self._rank: Rank | None = None
+        self._store: Store | None = None
 
     def close(self) -> None:
         """Removes what the rank holds in shared memory."""
@@ -122,14 +126,17 @@ class Dispatcher:
 
     def answer(self, message: wire.Message) -> wire.Message:
         """The result of one command. Raises whatever the command raises."""
+        if message["command"] == "host":
+            self._store, rendezvous = hold(message["arguments"]["host"])
+            return {"rendezvous": rendezvous}
         if message["command"] == "start":
-            self._rank = _start(Setup.model_validate(message["arguments"]))
+            self._rank = _start(Setup.model_validate(message["arguments"]), self._store)
             return wire.encode_model_info(self._rank.info())
         if self._rank is None:
             raise OutOfOrderError(f"{message['command']} before start")
         return self._rank.commands[message["command"]](message["arguments"])
 
 
-def _start(setup: Setup) -> Rank:
-    models = load_models(setup)
+def _start(setup: Setup, store: Store | None) -> Rank:
+    models = load_models(setup, store)
     return FirstRank(setup, models) if setup.place.index == 0 else Rank(setup, models)

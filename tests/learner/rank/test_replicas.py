@@ -76,6 +76,11 @@ def child(place: Place, pipe: Connection, task: Callable[[Replicas], Done]) -> N
     pipe.send((results, {name: value.numpy() for name, value in held.items()}))
 
 
+def place(index: int, count: int, file: Path) -> Place:
+    """All on this machine."""
+    return Place(index=index, count=count, rendezvous=f"file://{file}", slot=index, slots=count)
+
+
 def run(
     count: int, tmp_path: Path, folder: Path, algorithm: object, change: Change = as_it_is
 ) -> list[Done]:
@@ -92,7 +97,7 @@ def run(
     children = [
         context.Process(
             target=child,
-            args=(Place(index=index, count=count, rendezvous=rendezvous), sender, task),
+            args=(place(index, count, rendezvous), sender, task),
         )
         for index, (_, sender) in enumerate(pipes)
     ]

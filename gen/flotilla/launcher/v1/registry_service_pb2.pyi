@@ -297,6 +297,7 @@ class ReportUnitRequest(google.protobuf.message.Message):
     TAIL_FIELD_NUMBER: builtins.int
     HOSTNAME_FIELD_NUMBER: builtins.int
     RESTARTS_FIELD_NUMBER: builtins.int
+    NODE_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     service: builtins.str
     replica: builtins.int
@@ -310,6 +311,10 @@ class ReportUnitRequest(google.protobuf.message.Message):
     hostname: builtins.str
     restarts: builtins.int
     """Of its processes on this machine, counting restarts."""
+    node: builtins.int
+    """Which of the replica's machines this is. The first speaks for the replica;
+    the others only ask whether to go on.
+    """
     def __init__(
         self,
         *,
@@ -322,8 +327,9 @@ class ReportUnitRequest(google.protobuf.message.Message):
         tail: builtins.str = ...,
         hostname: builtins.str = ...,
         restarts: builtins.int = ...,
+        node: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["exit_code", b"exit_code", "hostname", b"hostname", "incarnation", b"incarnation", "phase", b"phase", "replica", b"replica", "restarts", b"restarts", "run_id", b"run_id", "service", b"service", "tail", b"tail"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["exit_code", b"exit_code", "hostname", b"hostname", "incarnation", b"incarnation", "node", b"node", "phase", b"phase", "replica", b"replica", "restarts", b"restarts", "run_id", b"run_id", "service", b"service", "tail", b"tail"]) -> None: ...
 
 global___ReportUnitRequest = ReportUnitRequest
 
@@ -365,6 +371,7 @@ class PushLogsRequest(google.protobuf.message.Message):
     INCARNATION_FIELD_NUMBER: builtins.int
     POSITION_FIELD_NUMBER: builtins.int
     CHUNK_FIELD_NUMBER: builtins.int
+    NODE_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     service: builtins.str
     replica: builtins.int
@@ -373,6 +380,8 @@ class PushLogsRequest(google.protobuf.message.Message):
     """Where `chunk` begins in all that this incarnation has logged."""
     chunk: builtins.bytes
     """At most 256 KiB."""
+    node: builtins.int
+    """Which of the replica's machines this is; each has a log of its own."""
     def __init__(
         self,
         *,
@@ -382,8 +391,9 @@ class PushLogsRequest(google.protobuf.message.Message):
         incarnation: builtins.str = ...,
         position: builtins.int = ...,
         chunk: builtins.bytes = ...,
+        node: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "incarnation", b"incarnation", "position", b"position", "replica", b"replica", "run_id", b"run_id", "service", b"service"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "incarnation", b"incarnation", "node", b"node", "position", b"position", "replica", b"replica", "run_id", b"run_id", "service", b"service"]) -> None: ...
 
 global___PushLogsRequest = PushLogsRequest
 

@@ -28,6 +28,8 @@ class RegistryServiceStub:
       NOT_FOUND           UNKNOWN_REPLICA  register first
       FAILED_PRECONDITION REPLACED         another incarnation has this replica: exit
       FAILED_PRECONDITION LOG_GAP          go on from the metadata's `position`
+      INVALID_ARGUMENT    BAD_SERVICE      no such service in the run
+      INVALID_ARGUMENT    BAD_ADDRESS      peers could not call what is registered
       INVALID_ARGUMENT    BAD_LOG          a piece too long, or of no service of the run
       UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
     """
@@ -84,6 +86,8 @@ class RegistryServiceAsyncStub:
       NOT_FOUND           UNKNOWN_REPLICA  register first
       FAILED_PRECONDITION REPLACED         another incarnation has this replica: exit
       FAILED_PRECONDITION LOG_GAP          go on from the metadata's `position`
+      INVALID_ARGUMENT    BAD_SERVICE      no such service in the run
+      INVALID_ARGUMENT    BAD_ADDRESS      peers could not call what is registered
       INVALID_ARGUMENT    BAD_LOG          a piece too long, or of no service of the run
       UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
     """
@@ -139,6 +143,8 @@ class RegistryServiceServicer(metaclass=abc.ABCMeta):
       NOT_FOUND           UNKNOWN_REPLICA  register first
       FAILED_PRECONDITION REPLACED         another incarnation has this replica: exit
       FAILED_PRECONDITION LOG_GAP          go on from the metadata's `position`
+      INVALID_ARGUMENT    BAD_SERVICE      no such service in the run
+      INVALID_ARGUMENT    BAD_ADDRESS      peers could not call what is registered
       INVALID_ARGUMENT    BAD_LOG          a piece too long, or of no service of the run
       UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
     """

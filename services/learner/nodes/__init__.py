@@ -1,0 +1,1 @@
+"""Further machines of a learner: each runs ranks, and nothing else."""
