@@ -27,7 +27,7 @@ from services.launcher.progress import Progress, Signal, raised
 from services.launcher.registry import Command, Member, Roster, UnregisteredError
 from services.launcher.runs import Action, Clean, Drain, Exit, Key, Kill, Note, Run, RunState, Start
 from services.launcher.store import Store, StoredRun
-from services.launcher.units import Units, news
+from services.launcher.units import EXIT_PREEMPTED, Units, news
 
 # Progress is worth an event when it is news, or when it is this old.
 _PROGRESS_S = 0.9
@@ -165,7 +165,8 @@ class Supervisor:
         """A replica has ended; its watcher knows more of that than its backend."""
         last = self.units.last(key)
         if last is not None and last.exit is not None:
-            how = Exit(last.exit.code, last.exit.tail or how.tail)
+            preempted = last.exit.code == EXIT_PREEMPTED
+            how = Exit(last.exit.code, last.exit.tail or how.tail, preempted)
         self.roster.forget(key)
         self.units.forget(key)
         self._silent.discard(key)
@@ -262,7 +263,7 @@ class Supervisor:
             self._silent.add(member.key)
             name = f"{member.service}-{member.replica}"
             quiet = f"{name} has sent no heartbeat for {self.config.silent_after_s:g} s"
-            self.commit(self.run, [Note(f"{quiet}; its process is still there")])
+            self.commit(self.run, [Note(f"{quiet}; its backend has not said that it ended")])
 
     def commit(self, run: Run, notes: list[Note] | None = None, *, cause: str = "") -> None:
         """Make `run` the truth: ledger first, then whoever watches."""

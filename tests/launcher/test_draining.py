@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from flotilla.launcher.v1 import run_service_pb2 as pb
@@ -29,7 +30,11 @@ async def registered(served: Served, run_id: str) -> None:
     """All replicas serve, as they say themselves."""
     run = await served.get(run_id)
     for replica in run.replicas:
-        sender = {"run_id": run_id, "service": replica.service, "replica": replica.replica}
+        sender: dict[str, Any] = {
+            "run_id": run_id,
+            "service": replica.service,
+            "replica": replica.replica,
+        }
         request = registry_pb.RegisterRequest(
             **sender, incarnation=replica.service, address="127.0.0.1:1"
         )
