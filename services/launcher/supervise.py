@@ -27,7 +27,7 @@ from services.launcher.progress import Progress, Signal, raised
 from services.launcher.registry import Command, Member, Roster, UnregisteredError
 from services.launcher.runs import Action, Clean, Drain, Exit, Key, Kill, Note, Run, RunState, Start
 from services.launcher.store import Store, StoredRun
-from services.launcher.units import EXIT_PREEMPTED, Units, news
+from services.launcher.units import EXIT_PREEMPTED, Units, news, node_key
 
 # Progress is worth an event when it is news, or when it is this old.
 _PROGRESS_S = 0.9
@@ -194,11 +194,14 @@ class Supervisor:
             self._note_progress(progress)
         return command
 
-    def report(self, key: Key, incarnation: str, report: UnitReport) -> Command:
+    def report(self, key: Key, incarnation: str, report: UnitReport, node: int = 0) -> Command:
         """Note what a watcher says, answer with a command. Raises ReplacedError."""
-        before = self.units.take(key, incarnation, report)
-        run = facts.reported_exit(self.run, key) if report.exit is not None else self.run
-        text = news(key, before, report)
+        speaker = node_key(key, node)
+        before = self.units.take(speaker, incarnation, report)
+        # Only the first machine of a replica speaks for it.
+        over = report.exit is not None and node == 0
+        run = facts.reported_exit(self.run, key) if over else self.run
+        text = news(speaker, before, report)
         self.commit(run, [Note(text)] if text else [])
         self._wake.set()
         return self._command(key)

@@ -110,7 +110,7 @@ async def test_a_cluster_per_replica_is_reaped_when_no_run_owns_it(
     assert owned is not None and owned.key == (ROLLOUT, 0)
     assert await backend.attach(launch, unit)
     assert len(await backend.reap([])) == 1
-    assert await backend.wait(unit) == Exit(1, "its machine is gone")
+    assert await backend.wait(unit) == Exit(1, "its machine is gone", preempted=True)
     await _until(lambda: not _allocations(sky_session))
     await _cleaned(backend, run_id)
 

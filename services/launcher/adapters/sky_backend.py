@@ -16,7 +16,14 @@ from services.launcher.adapters.sky_cluster import Clusters
 from services.launcher.adapters.sky_group import Groups, Start
 from services.launcher.adapters.sky_prices import prices
 from services.launcher.adapters.sky_sweep import Sweeper
-from services.launcher.ports import BackendError, Evidence, Launch, Offer, Stray
+from services.launcher.ports import (
+    BackendError,
+    BackendUnreachable,
+    Evidence,
+    Launch,
+    Offer,
+    Stray,
+)
 from services.launcher.runs import Exit, Unit
 from services.launcher.sky import names, secret_names
 from services.launcher.sky.code import FOLDER, CodeError, pinned
@@ -44,6 +51,8 @@ class SkyBackend:
     ) -> None:
         self._runs = runs.resolve()
         self._root = root
+        self._client = client
+        self._poll_s = poll_s
         self._owner = names.owner_of(runs)
         self._offers = Offerer(self._owner, prices())
         board = Board(client, poll_s)
@@ -62,7 +71,13 @@ class SkyBackend:
     async def start(self, launch: Launch) -> Unit:
         start = await self._prepared(launch)
         unit = Unit(start.name, started=time.time())
-        await self._keeper(launch, start.name).start(start)
+        try:
+            await self._keeper(launch, start.name).start(start)
+        except asyncio.CancelledError:
+            # A server that cannot be asked has lost the request, or it is found by name.
+            with suppress(BackendUnreachable):
+                await self._client.forget(lambda replica: replica == start.name)
+            raise
         return unit
 
     async def attach(self, launch: Launch, unit: Unit) -> bool:
@@ -70,9 +85,14 @@ class SkyBackend:
 
     async def find(self, launch: Launch) -> Unit | None:
         name = names.member_name(self._owner, launch.run_id, launch.key)
-        if await self._keeper(launch, name).live(name):
-            return Unit(name, started=time.time())
-        return None
+        keeper = self._keeper(launch, name)
+        while True:
+            coming = await self._client.under_way(name)
+            if await keeper.live(name):
+                return Unit(name, started=time.time())
+            if not coming:
+                return None
+            await asyncio.sleep(self._poll_s)
 
     async def wait(self, unit: Unit) -> Exit:
         return await self._keeper_of(unit).wait(unit.name)
@@ -99,7 +119,10 @@ class SkyBackend:
         await keeper.kill(unit.name)
 
     async def clean(self, run_id: str) -> Evidence:
-        return await self._sweeper.clean(run_id)
+        evidence = await self._sweeper.clean(run_id)
+        ended = await self._auditor.clean(run_id) if evidence.gone else []
+        # What was ended only now is looked for once more.
+        return Evidence(False, "; ".join(ended)) if ended else evidence
 
     async def strays(self, active: Collection[str]) -> list[Stray]:
         folders = await asyncio.to_thread(lambda: [path.name for path in self._runs.iterdir()])

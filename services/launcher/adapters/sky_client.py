@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import yaml
 
 from services.common.log import redact
+from services.launcher.adapters.sky_requests import Requests
 from services.launcher.ports import (
     BackendError,
     BackendUnreachable,
@@ -22,7 +23,7 @@ from services.launcher.ports import (
     SetupError,
 )
 from services.launcher.sky.ports import Document
-from services.launcher.sky.records import Cluster, Job
+from services.launcher.sky.records import NO_JOB, Cluster, Job
 
 T = TypeVar("T")
 _NO_SERVER = (
@@ -63,8 +64,7 @@ class SkyClient:
         except ImportError as error:
             raise BackendError(_NOT_INSTALLED.format(error=error)) from error
         self._refresh = common.StatusRefreshMode.FORCE
-        # What was asked for and is not answered yet, by the name of a replica or group.
-        self._in_flight: dict[str, str] = {}
+        self._requests = Requests(self._sky)
 
     async def jobs(self) -> list[Job]:
         """All tasks of managed jobs, ended ones too."""
@@ -98,7 +98,8 @@ class SkyClient:
             # Values stand in this text alone: it goes to SkyPilot's server and nowhere else.
             filled = [documents[0], *map(_with_secrets, documents[1:], secrets)]
             dag = self._dags.load_job_group_from_yaml_str(yaml.safe_dump_all(filled))
-            return self._submit(str(documents[0]["name"]), lambda: self._jobs.launch(dag))
+            replicas = [str(document["name"]) for document in documents[1:]]
+            return self._submit(replicas, lambda: self._jobs.launch(dag))
 
         return await self._attempt(submit)
 
@@ -108,12 +109,12 @@ class SkyClient:
         def submit() -> int:
             task = self._sky.Task.from_yaml_config(_with_secrets(document, secrets))
             name = str(document["name"])
-            return self._submit(name, lambda: self._jobs.launch(task, job_group=group))
+            return self._submit([name], lambda: self._jobs.launch(task, job_group=group))
 
         return await self._attempt(submit)
 
-    def _submit(self, name: str, launch: Callable[[], Any]) -> int:
-        ids, _ = self._followed(name, launch())
+    def _submit(self, replicas: Sequence[str], launch: Callable[[], Any]) -> int:
+        ids, _ = self._requests.follow(replicas, launch)
         return int(ids[0])
 
     async def launch(self, document: Document, secrets: Mapping[str, str]) -> int:
@@ -122,21 +123,15 @@ class SkyClient:
         def submit() -> int:
             task = self._sky.Task.from_yaml_config(_with_secrets(document, secrets))
             name = str(document["name"])
-            request = self._sky.launch(task, cluster_name=name)
-            job_id, _ = self._followed(name, request)
+            launch = self._sky.launch
+            job_id, _ = self._requests.follow([name], lambda: launch(task, cluster_name=name))
             return int(job_id)
 
         return await self._attempt(submit)
 
-    def _followed(self, name: str, request: Any) -> Any:
-        self._in_flight[name] = request
-        try:
-            return self._sky.get(request)
-        finally:
-            self._in_flight.pop(name, None)
-
     async def job_status(self, cluster: str) -> str | None:
-        """The status of a plain cluster's only job; None when the cluster is not there."""
+        """The status of a plain cluster's only job; None when the cluster is not there, NO_JOB
+        when it was never given one."""
 
         def ask() -> str | None:
             try:
@@ -144,7 +139,7 @@ class SkyClient:
             except self._errors.ClusterDoesNotExist:
                 return None
             status = next(iter(found.values()), None)
-            return status.value if status is not None else "INIT"
+            return status.value if status is not None else NO_JOB
 
         return await self._ask(ask)
 
@@ -168,15 +163,14 @@ class SkyClient:
 
         await self._ask(ask)
 
-    async def forget(self, wanted: Callable[[str], bool]) -> None:
-        """Cancel what was asked for under these names and is not answered yet."""
-        requests = [request for name, request in self._in_flight.items() if wanted(name)]
+    async def under_way(self, replica: str) -> bool:
+        """Whether it may still come of what was asked before, be it by another launcher."""
+        return await self._ask(lambda: self._requests.under_way(lambda name: name == replica))
 
-        def ask() -> None:
-            self._sky.get(self._sky.api_cancel(requests, silent=True))
-
-        if requests:
-            await self._ask(ask)
+    async def forget(self, wanted: Callable[[str], bool]) -> bool:
+        """Cancel what was asked for these replicas and is not answered yet; whether there was any
+        such thing. It may have come about at the last moment."""
+        return await self._ask(lambda: self._requests.forget(wanted))
 
     async def _ask(self, call: Callable[[], T]) -> T:
         return await asyncio.to_thread(self._asked, call)

@@ -7,9 +7,10 @@ from services.launcher.ports import BackendUnreachable, CapacityError
 from services.launcher.runs import Exit
 from services.launcher.sky import records, tasks
 from services.launcher.sky.ports import Client
-from services.launcher.sky.records import Stage
+from services.launcher.sky.records import NO_JOB, Cluster, Stage
 
-_CANCELLED = -15
+_CANCELLED, _KILLED = -15, -9
+_UP = "UP"
 
 
 class Clusters:
@@ -19,9 +20,11 @@ class Clusters:
         self._client = client
         # Each look at a job is a call to its machine.
         self._poll_s = poll_s
+        self._killed: set[str] = set()
 
     async def start(self, start: Start) -> None:
         """Returns when the replica's job is on its machine."""
+        self._killed.discard(start.name)
         document = tasks.task(start.site, start.key, start.launch.attempt)
         try:
             async with asyncio.timeout(start.limit_s):
@@ -36,17 +39,22 @@ class Clusters:
             raise
 
     async def live(self, name: str) -> bool:
-        if not await self._there(name):
+        """Whether its job goes on. One whose launch was never finished is launched again, on the
+        machine that it has."""
+        found = await self._found(name)
+        if found is None or found.status != _UP:
             return False
         status = await self._client.job_status(name)
-        return status is not None and not records.stage_of(status).over
+        return status not in (None, NO_JOB) and not records.stage_of(status).over
 
     async def wait(self, name: str) -> Exit:
         """How the replica's job ended; its machine is gone then."""
         while True:
             status = await self._status(name)
+            if name in self._killed:
+                return Exit(_KILLED)
             if status is None:
-                return Exit(1, "its machine is gone")
+                return Exit(1, "its machine is gone", preempted=True)
             stage = records.stage_of(status)
             if stage.over:
                 await self._client.down(name)
@@ -59,13 +67,13 @@ class Clusters:
             return await self._client.job_status(name)
         except BackendUnreachable:
             # A machine that was taken away does not answer either; its cloud knows.
-            if await self._there(name):
+            if await self._found(name) is not None:
                 raise
             return None
 
-    async def _there(self, name: str) -> bool:
+    async def _found(self, name: str) -> Cluster | None:
         found = await self._client.clusters(certain=[name])
-        return any(cluster.name == name for cluster in found)
+        return next((cluster for cluster in found if cluster.name == name), None)
 
     async def drain(self, name: str) -> None:
         """Its watcher is told by the launcher; what has no machine yet is not waited for."""
@@ -74,3 +82,4 @@ class Clusters:
     async def kill(self, name: str) -> None:
         await self._client.forget(lambda asked: asked == name)
         await self._client.down(name)
+        self._killed.add(name)

@@ -37,15 +37,15 @@ class Sweeper:
         def ours(name: str) -> bool:
             return records.of_run(name, self._owner, run_id)
 
-        await self._client.forget(ours)
         deadline = time.monotonic() + _PATIENCE_S
         asked: set[str] = set()
         while True:
+            coming = await self._client.forget(ours)
             jobs, clusters = await self._left(ours)
-            if not jobs and not clusters:
+            if not coming and not jobs and not clusters:
                 return Evidence(True, "SkyPilot shows no job and no cluster of the run")
             if time.monotonic() > deadline:
-                return Evidence(False, _listed(jobs, clusters))
+                return Evidence(False, _listed(jobs, clusters) or "SkyPilot is still starting some")
             await self._end(jobs, clusters, asked)
             await self._board.pause()
 

@@ -27,6 +27,10 @@ _NAME = re.compile(
     rf"{PREFIX}-(?P<owner>[a-z2-7]{{{_OWNER_LENGTH}}})(?P<run>[a-z2-7]{{{_RUN_LENGTH}}})"
     rf"-(?:run-.*|(?P<service>{'|'.join(_LONG)})-(?P<replica>\d+)(?:-.*)?)"
 )
+_MEMBER = re.compile(
+    rf"(?<![a-z0-9-]){PREFIX}-[a-z2-7]{{{_OWNER_LENGTH + _RUN_LENGTH}}}"
+    rf"-(?:{'|'.join(_LONG)})-\d+(?![a-z0-9-])"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,11 @@ def parse(name: str) -> Owned | None:
     service = found["service"]
     key = (_LONG[service], int(found["replica"])) if service else None
     return Owned(found["owner"], found["run"], key)
+
+
+def members_in(text: str) -> set[str]:
+    """The names of replicas that stand in a text; those of their clusters do not count."""
+    return set(_MEMBER.findall(text))
 
 
 def _digest(text: str, length: int) -> str:

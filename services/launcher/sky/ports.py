@@ -38,7 +38,8 @@ class Client(Protocol):
         ...
 
     async def job_status(self, cluster: str) -> str | None:
-        """The status of a plain cluster's only job; None when the cluster is not there."""
+        """The status of a plain cluster's only job; None when the cluster is not there, NO_JOB
+        when it was never given one."""
         ...
 
     async def cancel(self, job_ids: Sequence[int]) -> None:
@@ -49,6 +50,11 @@ class Client(Protocol):
         """End a cluster; nothing if there is none."""
         ...
 
-    async def forget(self, wanted: Callable[[str], bool]) -> None:
-        """Cancel what was asked for under these names and is not answered yet."""
+    async def under_way(self, replica: str) -> bool:
+        """Whether it may still come of what was asked before, be it by another launcher."""
+        ...
+
+    async def forget(self, wanted: Callable[[str], bool]) -> bool:
+        """Cancel what was asked for these replicas and is not answered yet; whether there was any
+        such thing. It may have come about at the last moment."""
         ...

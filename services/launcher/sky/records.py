@@ -52,6 +52,8 @@ _STAGES = {
 }
 
 
+# In place of the status of a cluster's job: its launch ended before it was given one.
+NO_JOB = "NO_JOB"
 # Of a job that waits for its turn, and of one that has asked in vain and will ask again.
 _BACK_OFF = "PENDING"
 

@@ -12,6 +12,7 @@ from services.launcher.sky import names, secret_names
 from services.launcher.sky.candidates import cloud_of, machines_of, of_attempt
 from services.launcher.sky.script import Watched, run_script, weights_port
 from services.launcher.sky_config import Machine, Machines
+from services.launcher.units import EXIT_PREEMPTED
 
 Document = dict[str, Any]
 # A machine ends by itself after so long, if the spec sets no `max_hours`.
@@ -72,6 +73,8 @@ def task(site: Site, key: Key, attempt: int = 1) -> Document:
     sky = site.config.sky
     machines = of_attempt(machines_of(sky, service), attempt)
     document: Document = {"name": site.name(key)}
+    if machines.num_nodes > 1:
+        document["num_nodes"] = machines.num_nodes
     document["resources"] = _resources(site, service, machines)
     document["workdir"] = site.workdir
     wanted = secret_names.of_service(site.spec, site.config, service)
@@ -119,6 +122,7 @@ def _watched(site: Site, key: Key) -> Watched:
         public=sky.network == "public",
         hard_limit_s=hard_limit_s(site.config),
         evaluate=site.mode is RunMode.EVAL_ONLY,
+        nodes=machines_of(sky, key[0]).num_nodes,
     )
 
 
@@ -130,8 +134,11 @@ def _resources(site: Site, service: str, machines: Machines) -> Document:
     found["labels"] = _labels(site, service)
     if sky.mode == "group":
         # A replica that crashes is the watcher's and the launcher's business; SkyPilot replaces
-        # machines that are taken away.
-        found["job_recovery"] = {"max_restarts_on_errors": 0}
+        # machines that are taken away, and those whose watcher saw that coming.
+        found["job_recovery"] = {
+            "max_restarts_on_errors": 0,
+            "recover_on_exit_codes": [EXIT_PREEMPTED],
+        }
     else:
         found["autostop"] = {"idle_minutes": sky.idle_minutes, "down": True, "wait_for": "jobs"}
     return found

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import sqlite3
 import sys
 import time
@@ -18,23 +19,26 @@ from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
 from services.common import rpc
 from services.launcher import address_file, identity
+from services.launcher.identity import RunIdentity
 from services.launcher.rows import StoredRun
 from services.launcher.store import Store
 from tests.faults.launcher_kills.file_cloud import FileCloud
 from tests.launcher.harness import REPOSITORY, spec
 
 SERVICES = ("env_gateway", "learner", "rollout")
-_ACCEPTING = dict.fromkeys(SERVICES, "tests.launcher.accepts")
-_WAIT_S = 20.0
+ACCEPTING = dict.fromkeys(SERVICES, "tests.launcher.accepts")
+WAIT_S = 20.0
 
 
-@dataclass(slots=True)
-class Folder:
-    """One runs folder. At most one launcher process serves it."""
+@dataclass
+class Runs:
+    """One runs folder. At most one launcher process serves it, by `command`."""
 
     runs: Path
-    cloud: FileCloud
+    command: tuple[str, ...]
+    # While it is there, no run passes its preflight.
     hold: Path
+    environment: dict[str, str] = field(default_factory=dict[str, str])
     run_id: str = ""
     process: asyncio.subprocess.Process | None = None
     _beats: dict[str, asyncio.Task[None]] = field(default_factory=dict[str, asyncio.Task[None]])
@@ -42,9 +46,9 @@ class Folder:
     async def launch(self) -> None:
         """Start a launcher and wait until it serves."""
         self.process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.faults.launcher_kills.launcher_process"),
-            *(str(self.runs), str(self.hold.parent)),
+            *(sys.executable, "-m", *self.command),
             cwd=REPOSITORY,
+            env={**os.environ, **self.environment},
         )
         await self.until(lambda: address_file.read(self.runs) is not None)
 
@@ -54,25 +58,22 @@ class Folder:
         self.process.kill()
         await self.process.wait()
 
-    async def begin(self, **launcher: Any) -> None:
-        config = {"modules": _ACCEPTING, "clean_s": 10.0, **launcher}
-        provision = {"provision": {"backoff_s": 0.05, "attempts": 3}}
-        text = json.dumps(spec(launcher={"sky": provision, **config}))
-        request = pb.StartRunRequest(request_id="1", spec_json=text)
-        async with self._stub() as stub:
+    async def start(self, wish: dict[str, Any]) -> None:
+        request = pb.StartRunRequest(request_id="1", spec_json=json.dumps(wish))
+        async with self.stub() as stub:
             self.run_id = (await stub.StartRun(request)).run_id
 
     async def stop(self, grace_s: float = 5.0) -> None:
         request = pb.StopRunRequest(run_id=self.run_id, grace=rpc.duration(grace_s))
-        async with self._stub() as stub:
-            await stub.StopRun(request, timeout=_WAIT_S)
+        async with self.stub() as stub:
+            await stub.StopRun(request, timeout=WAIT_S)
 
     async def get(self) -> pb.Run:
-        async with self._stub() as stub:
+        async with self.stub() as stub:
             return (await stub.GetRun(pb.GetRunRequest(run_id=self.run_id))).run
 
     @asynccontextmanager
-    async def _stub(self) -> AsyncGenerator[Any]:
+    async def stub(self) -> AsyncGenerator[Any]:
         address = address_file.read(self.runs)
         assert address is not None
         async with rpc.channel(address.address, token=address.token) as channel:
@@ -100,11 +101,11 @@ class Folder:
         db.close()
 
     async def until(self, reached: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + _WAIT_S
+        deadline = time.monotonic() + WAIT_S
         while not reached():
             if time.monotonic() > deadline:
                 run = self.stored().run if self.run_id else None
-                raise AssertionError(f"waited {_WAIT_S} s in vain; the run is {run}")
+                raise AssertionError(f"waited {WAIT_S} s in vain; the run is {run}")
             await asyncio.sleep(0.03)
 
     async def reached(self, *states: str) -> None:
@@ -129,18 +130,29 @@ class Folder:
         }
         while True:
             stored, member = self.stored(), identity.load_run(self.runs, self.run_id)
-            if stored.registry and member is not None:
-                async with rpc.channel(stored.registry, token=member.token) as channel:
+            if stored.registry and member is not None and self.has_machine(service):
+                async with self._registry(stored.registry, member, service) as channel:
                     stub: Any = registry_service_pb2_grpc.RegistryServiceStub(channel)
                     try:
                         request = messages.RegisterRequest(**who, address="127.0.0.1:9", pid=1)
                         await stub.Register(request, timeout=0.5)
                         beat = messages.HeartbeatRequest(**who, phase="serving", serving=True)
-                        await stub.Heartbeat(beat, timeout=0.5)
+                        self.told(service, (await stub.Heartbeat(beat, timeout=0.5)).command)
                     except grpc.aio.AioRpcError:
                         # No launcher at present, or none that wants this replica.
                         await asyncio.sleep(0.05)
             await asyncio.sleep(0.1)
+
+    def _registry(self, address: str, member: RunIdentity, service: str) -> grpc.aio.Channel:
+        tls = None if self.stored().run.backend == "local" else member.tls(service)
+        return rpc.channel(address, token=member.token, tls=tls, peer="launcher")
+
+    def has_machine(self, service: str) -> bool:
+        """Whether replica 0 is there at all."""
+        return True
+
+    def told(self, service: str, command: Any) -> None:
+        """The launcher has answered a replica's heartbeat."""
 
     async def close(self) -> None:
         for beat in self._beats.values():
@@ -148,14 +160,27 @@ class Folder:
         await asyncio.gather(*self._beats.values(), return_exceptions=True)
         if self.process is not None and self.process.returncode is None:
             self.process.terminate()
-            await asyncio.wait_for(self.process.wait(), _WAIT_S)
+            await asyncio.wait_for(self.process.wait(), WAIT_S)
+
+
+@dataclass
+class Folder(Runs):
+    """With a cloud in a folder."""
+
+    cloud: FileCloud = field(kw_only=True)
+
+    async def begin(self, **launcher: Any) -> None:
+        config = {"modules": ACCEPTING, "clean_s": 10.0, **launcher}
+        provision = {"provision": {"backoff_s": 0.05, "attempts": 3}}
+        await self.start(spec(launcher={"sky": provision, **config}))
 
 
 @asynccontextmanager
 async def opened(tmp_path: Path) -> AsyncGenerator[Folder]:
     runs, cloud = tmp_path / "runs", tmp_path / "cloud"
     runs.mkdir()
-    folder = Folder(runs, FileCloud(cloud), cloud / "hold")
+    command = ("tests.faults.launcher_kills.launcher_process", str(runs), str(cloud))
+    folder = Folder(runs, command, cloud / "hold", cloud=FileCloud(cloud))
     try:
         await folder.launch()
         yield folder

@@ -101,5 +101,10 @@ class FakeSky:
         self._answer()
         self.machines.pop(cluster, None)
 
-    async def forget(self, wanted: Callable[[str], bool]) -> None:
+    async def under_way(self, replica: str) -> bool:
         self._answer()
+        return False
+
+    async def forget(self, wanted: Callable[[str], bool]) -> bool:
+        self._answer()
+        return False

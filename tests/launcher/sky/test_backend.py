@@ -164,7 +164,7 @@ async def test_a_cluster_that_is_taken_away_is_an_end(sky: FakeSky, backend: Sky
     unit = await backend.start(brief((ROLLOUT, 0), "cluster"))
     ended = asyncio.create_task(backend.wait(unit))
     del sky.machines[unit.name]
-    assert await ended == Exit(1, "its machine is gone")
+    assert await ended == Exit(1, "its machine is gone", preempted=True)
 
 
 async def test_what_a_failed_launch_of_a_cluster_left_is_taken_down(

@@ -1,0 +1,198 @@
+"""A runs folder whose machines are SkyPilot's, and SkyPilot's server; both come and go."""
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
+from flotilla.launcher.v1 import run_service_pb2 as pb
+from services.launcher.rows import StoredRun
+from services.launcher.runs import Cleanup, Key, Outcome
+from services.launcher.sky import names
+from tests.faults.launcher_kills.folder import ACCEPTING, WAIT_S, Runs
+from tests.faults.sky_kills import state as states
+from tests.faults.sky_kills.state import State
+from tests.launcher.harness import REPOSITORY, spec
+
+SERVICES = ("learner", "env_gateway", "rollout")
+_SDK = Path(__file__).with_name("sdk")
+# Of all machines, in the catalog of prices: a dollar a second.
+_PRICE = 3600.0
+_VMS = f"""\
+InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,GpuInfo,SpotPrice
+cpu_4x,,,4.0,16.0,{_PRICE},us-east-1,,
+cpu_4x,,,4.0,16.0,{_PRICE},us-west-1,,
+"""
+_CANDIDATES = {
+    "ordered": [{"infra": f"lambda/{r}", "cpus": "4+"} for r in ("us-east-1", "us-west-1")]
+}
+
+
+@dataclass
+class SkyFolder(Runs):
+    """`sky` is SkyPilot's folder, `port` its server's."""
+
+    sky: Path = field(kw_only=True)
+    port: int = field(kw_only=True)
+    mode: str = field(kw_only=True)
+    server: asyncio.subprocess.Process | None = None
+    # Whether the tests' services end when they are told to, as watched ones do.
+    obedient: bool = True
+
+    async def begin(self, **launcher: Any) -> None:
+        """Start a run of machines that run nothing."""
+        await self.start(self.wish({"modules": ACCEPTING, **launcher}))
+
+    def wish(self, launcher: dict[str, Any], **sections: Any) -> dict[str, Any]:
+        sky = {
+            **dict.fromkeys(SERVICES, _CANDIDATES),
+            "mode": self.mode,
+            "advertise": "127.0.0.1",
+            "python": sys.executable,
+            "setup": "true",
+            "provision": {"backoff_s": 0.05, "timeout_s": 15.0},
+            "unit_lease_s": 10.0,
+            **launcher.pop("sky", {}),
+        }
+        return spec(
+            launcher={"backend": "sky", "clean_s": 10.0, "sky": sky, **launcher}, **sections
+        )
+
+    async def logs(self, service: str) -> list[str]:
+        """The lines that TailLogs has of a service."""
+        request = pb.TailLogsRequest(run_id=self.run_id, service=service, lines=1000)
+        async with self.stub() as stub:
+            return [answer.line async for answer in stub.TailLogs(request)]
+
+    def script(self, **wishes: Any) -> None:
+        file = self.sky / "script.json"
+        known = json.loads(file.read_text()) if file.exists() else {}
+        draft = file.with_suffix(".new")
+        draft.write_text(json.dumps({**known, **wishes}))
+        draft.replace(file)
+
+    @property
+    def state(self) -> State:
+        """The oracle."""
+        return states.read(self.sky / "state.json")
+
+    def machines(self) -> list[str]:
+        """What the cloud has."""
+        return sorted(self.state.machines)
+
+    def name(self, service: str, replica: int = 0) -> str:
+        key: Key = (service, replica)
+        return names.member_name(names.owner_of(self.runs), self.run_id, key)
+
+    def asked(self, service: str) -> int:
+        """How often a machine for replica 0 was asked for."""
+        return self.state.asked.get(self.name(service), 0)
+
+    def statuses(self) -> dict[str, str]:
+        """Of the newest job of each replica, or of its cluster."""
+        tasks = {task.task: task.status for task in self.state.tasks}
+        return tasks or {name: each.job or "" for name, each in self.state.clusters.items()}
+
+    async def up(self) -> None:
+        """Start SkyPilot's server, where it was before."""
+        self.server = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.faults.sky_kills.server", str(self.sky), str(self.port)),
+            cwd=REPOSITORY,
+        )
+        await self.until(self._answers)
+
+    async def down(self) -> None:
+        """kill -9: its requests are gone with it."""
+        assert self.server is not None
+        self.server.kill()
+        await self.server.wait()
+
+    def _answers(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def has_machine(self, service: str) -> bool:
+        return self.statuses().get(self.name(service)) == "RUNNING"
+
+    def told(self, service: str, command: Any) -> None:
+        """A service that is told to end does so, and its machine's work is over."""
+        if self.obedient and command != registry_pb.COMMAND_NONE:
+            self.finish(service)
+
+    def finish(self, service: str, code: int = 0) -> None:
+        self.post("finish", replica=self.name(service), code=code)
+
+    def post(self, path: str, **body: Any) -> None:
+        url = f"http://127.0.0.1:{self.port}/{path}"
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(
+            urllib.request.Request(url, json.dumps(body).encode()), timeout=5
+        ) as reply:
+            reply.read()
+
+    async def gone(self, outcome: Outcome) -> StoredRun:
+        """Ended in this way, with no machine left, and a ledger that says so."""
+        stored = await self.ended()
+        run = stored.run
+        assert self.machines() == [], run
+        assert (run.outcome, run.cleanup) == (outcome, Cleanup.VERIFIED), run
+        await self.until(lambda: not (self.runs / ".identity" / self.run_id).exists())
+        assert not self.ledger("SELECT * FROM operations WHERE state IN ('intent', 'sent')")
+        return stored
+
+    async def settled(self, seconds: float) -> None:
+        """No machine comes later either."""
+        await asyncio.sleep(seconds)
+        assert self.machines() == []
+        assert all(task.over for task in self.state.tasks)
+
+    async def close(self) -> None:
+        self.script(cancel_s=0.0)
+        await super().close()
+        if self.server is not None and self.server.returncode is None:
+            self.server.terminate()
+            await asyncio.wait_for(self.server.wait(), WAIT_S)
+
+
+def _tree(root: Path) -> None:
+    """Code to pin: a repository with one commit."""
+    root.mkdir()
+    (root / "README").write_text("code")
+    who = ("-c", "user.name=t", "-c", "user.email=t@localhost")
+    for words in (("init", "--quiet"), ("add", "."), ("commit", "--quiet", "-m", "first")):
+        subprocess.run(("git", "-C", str(root), *who, *words), check=True)
+
+
+@asynccontextmanager
+async def opened(tmp_path: Path, mode: str = "group") -> AsyncGenerator[SkyFolder]:
+    runs, sky, root, home = (tmp_path / name for name in ("runs", "sky", "root", "home"))
+    catalog = home / ".sky" / "catalogs" / "v8" / "lambda"
+    for folder in (runs, sky, catalog):
+        folder.mkdir(parents=True)
+    (catalog / "vms.csv").write_text(_VMS)
+    _tree(root)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    hold = sky / "hold"
+    command = ("tests.faults.sky_kills.launcher_process", str(runs), str(root), str(hold))
+    environment = {
+        "HOME": str(home),
+        "PYTHONPATH": f"{_SDK}:{REPOSITORY}:{REPOSITORY}/gen",
+        "SKYPILOT_API_SERVER_ENDPOINT": f"http://127.0.0.1:{port}",
+    }
+    folder = SkyFolder(runs, command, hold, environment, sky=sky, port=port, mode=mode)
+    try:
+        await folder.up()
+        await folder.launch()
+        yield folder
+    finally:
+        await folder.close()

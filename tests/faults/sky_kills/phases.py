@@ -1,0 +1,51 @@
+"""Brings a run of machines into each of its phases."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from services.launcher.runs import RunState
+from tests.faults.sky_kills.folder import SkyFolder
+
+
+async def preflight(folder: SkyFolder) -> None:
+    folder.hold.touch()
+    await folder.begin()
+    await folder.reached(RunState.PREFLIGHT)
+
+
+async def submitting(folder: SkyFolder) -> None:
+    """SkyPilot has been asked, and nothing is to be seen of it there yet."""
+    folder.script(accept_s=1.0)
+    await folder.begin()
+    query = "SELECT COUNT(*) FROM operations WHERE state = 'sent'"
+    await folder.until(lambda: folder.ledger(query) == [(3,)])
+    await asyncio.sleep(0.5)
+    assert folder.machines() == [] and folder.state.tasks == []
+
+
+async def without_capacity(folder: SkyFolder) -> None:
+    folder.script(sold_out=1)
+    await folder.begin()
+    await folder.until(lambda: folder.asked("learner") > 0)
+
+
+async def booting(folder: SkyFolder) -> None:
+    """A machine boots, and nobody has heard of any."""
+    folder.script(boot_s=1.5)
+    await folder.begin()
+    await folder.until(lambda: len(folder.machines()) >= 2)
+
+
+async def starting(folder: SkyFolder) -> None:
+    """All machines are there, and nobody serves."""
+    await folder.begin()
+    await folder.reached(RunState.STARTING)
+
+
+async def training(folder: SkyFolder) -> None:
+    await folder.begin()
+    folder.serve()
+    await folder.reached(RunState.RUNNING)
+
+
+Phase = Callable[[SkyFolder], Awaitable[None]]

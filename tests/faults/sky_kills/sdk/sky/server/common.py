@@ -1,0 +1,7 @@
+"""Whether there is a server."""
+
+from sky import transport
+
+
+def check_server_healthy() -> None:
+    transport.post("health", {})

@@ -1,0 +1,146 @@
+"""What SkyPilot and its clouds may do to a run: refuse, fail, be away, take machines back."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from services.launcher.runs import Outcome, RunState
+from tests.faults.sky_kills import phases
+from tests.faults.sky_kills.folder import SERVICES, opened
+
+_slow = pytest.mark.slow
+_MODES = pytest.mark.parametrize("mode", ["group", pytest.param("cluster", marks=_slow)])
+
+
+@pytest.mark.parametrize(
+    "failures", [pytest.param(1, marks=_slow), pytest.param(2, marks=_slow), 3]
+)
+@_MODES
+async def test_machines_that_come_at_a_later_attempt_are_those_of_the_next_candidates(
+    tmp_path: Path, failures: int, mode: str
+) -> None:
+    async with opened(tmp_path, mode) as folder:
+        folder.script(sold_out=failures)
+        await folder.begin()
+        folder.serve()
+        await folder.reached(RunState.RUNNING)
+        assert folder.asked("learner") == failures + 1
+        infras = folder.state.infras[folder.name("learner")]
+        candidates = ["lambda/us-east-1", "lambda/us-west-1"]
+        assert infras == [candidates[i % 2] for i in range(failures + 1)]
+        replicas = folder.stored().run.replicas.values()
+        assert [(r.restarts, r.failures) for r in replicas] == [(0, ())] * 3
+        await folder.stop()
+        await folder.gone(Outcome.STOPPED)
+
+
+@pytest.mark.parametrize("failures", [4, pytest.param(5, marks=_slow)])
+@_MODES
+async def test_machines_that_never_come_end_the_run_for_want_of_capacity(
+    tmp_path: Path, failures: int, mode: str
+) -> None:
+    async with opened(tmp_path, mode) as folder:
+        folder.script(sold_out=failures)
+        await folder.begin()
+        run = (await folder.gone(Outcome.CAPACITY)).run
+        assert run.state is RunState.FAILED
+        assert "found no machine in attempt 4 of 4" in run.error
+        assert max(folder.asked(service) for service in SERVICES) == 4
+
+
+@_MODES
+async def test_a_setup_that_fails_is_no_want_of_capacity(tmp_path: Path, mode: str) -> None:
+    async with opened(tmp_path, mode) as folder:
+        folder.script(setup_fails=True)
+        await folder.begin(max_restarts=1)
+        run = (await folder.gone(Outcome.FAILED)).run
+        assert run.state is RunState.FAILED
+        assert "setup exited with code 7" in run.error
+        assert all(replica.attempt == 1 for replica in run.replicas.values())
+
+
+@pytest.mark.parametrize("phase", [phases.booting, phases.training])
+@_MODES
+async def test_a_server_that_is_gone_for_a_while_ends_nothing(
+    tmp_path: Path, phase: phases.Phase, mode: str
+) -> None:
+    async with opened(tmp_path, mode) as folder:
+        await phase(folder)
+        before = set(folder.machines())
+        await folder.down()
+        await folder.until(lambda: folder.stored().run.unreachable != "")
+        await asyncio.sleep(2.0)
+        assert "SkyPilot's API server cannot be asked" in (await folder.get()).unreachable
+        assert set(folder.machines()) == before
+        assert not folder.stored().run.ending
+        await folder.up()
+        folder.serve()
+        await folder.until(lambda: folder.stored().run.unreachable == "")
+        await folder.reached(RunState.RUNNING)
+        assert before <= set(folder.machines())
+        assert set(folder.state.most.values()) == {1}
+        assert [r.restarts for r in folder.stored().run.replicas.values()] == [0, 0, 0]
+        await folder.stop()
+        await folder.gone(Outcome.STOPPED)
+
+
+@_slow
+async def test_a_run_that_is_stopped_while_the_server_is_gone_ends_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path) as folder:
+        await phases.training(folder)
+        folder.obedient = False
+        await folder.down()
+        stopping = asyncio.create_task(folder.stop(0.5))
+        await asyncio.sleep(2.0)
+        stored = folder.stored().run
+        assert stored.ending and not stored.state.ended and len(folder.machines()) == 3
+        await folder.up()
+        await stopping
+        await folder.gone(Outcome.STOPPED)
+
+
+@_slow
+async def test_a_machine_that_is_taken_away_comes_back_and_the_others_never_know(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path) as folder:
+        await phases.training(folder)
+        (rollout,) = [name for name in folder.machines() if name.startswith(folder.name("rollout"))]
+        folder.post("preempt", machine=rollout, notice=False)
+        await folder.until(lambda: len(folder.machines()) == 2)
+        await folder.until(lambda: len(folder.machines()) == 3)
+        assert [task.recoveries for task in folder.state.tasks] == [0, 0, 1]
+        assert [r.restarts for r in folder.stored().run.replicas.values()] == [0, 0, 0]
+        await folder.stop()
+        await folder.gone(Outcome.STOPPED)
+
+
+async def test_a_run_whose_time_is_up_is_drained_and_leaves_no_machine(tmp_path: Path) -> None:
+    async with opened(tmp_path) as folder:
+        await folder.begin(max_hours=4 / 3600)
+        folder.serve()
+        run = (await folder.gone(Outcome.DEADLINE)).run
+        assert run.state is RunState.STOPPED
+        assert "launcher.max_hours is reached" in run.error
+
+
+async def test_what_machines_cost_while_no_launcher_is_there_may_use_up_the_budget(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path) as folder:
+        await folder.begin(max_cost=12_000.0)
+        folder.serve()
+        await folder.reached(RunState.RUNNING)
+        assert (await folder.get()).cost.per_hour == 3 * 3600.0
+        await folder.kill()
+        # As if it had been away for two hours.
+        folder.ledger_write("UPDATE runs SET metered = metered - 7200")
+        await folder.launch()
+        run = (await folder.gone(Outcome.BUDGET)).run
+        assert run.state is RunState.STOPPED
+        assert "launcher.max_cost is reached" in run.error
+        assert run.cost.accrued == pytest.approx(3 * 7200.0, rel=0.01)
+        assert run.cost.per_hour == 0.0
