@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 import httpx
@@ -10,7 +10,7 @@ import httpx
 from services.common.errors import ConfigError
 from services.launcher.plan import SPEC_FILE, BadSpecError, read_spec
 from services.launcher.ports import BackendUnreachable, Stray
-from services.launcher.sky import audit
+from services.launcher.sky import audit, records
 from services.launcher.sky.audit import Machine, Provider
 from services.launcher.sky.ports import Client
 
@@ -73,21 +73,34 @@ class Auditor:
         """Of no active run, and unknown to SkyPilot. Raises BackendUnreachable."""
         return [
             Stray(f"machine {machine.identity} {machine.name}", "", f"at {provider.cloud}")
-            for provider, machines in await self._forgotten(active)
+            for provider, machines in await self._forgotten(self._stray(active), "*")
             for machine in machines
         ]
 
     async def reap(self, active: Collection[str]) -> list[str]:
         """End them; says which. Raises BackendUnreachable."""
+        return await self._end(self._stray(active), "*")
+
+    async def clean(self, run_id: str) -> list[str]:
+        """End those of one run; says which. Raises BackendUnreachable."""
+        return await self._end(lambda name: records.of_run(name, self._owner, run_id), run_id)
+
+    def _stray(self, active: Collection[str]) -> Callable[[str], bool]:
+        return lambda name: records.unowned(name, self._owner, active)
+
+    async def _end(self, ours: Callable[[str], bool], runs: str) -> list[str]:
         ended: list[str] = []
-        for provider, machines in await self._forgotten(active):
+        for provider, machines in await self._forgotten(ours, runs):
             await provider.end(machines)
             where = f"ended at {provider.cloud}, for SkyPilot had forgotten it"
             ended += [f"machine {each.identity} {each.name}: {where}" for each in machines]
         return ended
 
-    async def _forgotten(self, active: Collection[str]) -> list[tuple[Provider, list[Machine]]]:
-        clouds = await asyncio.to_thread(self._clouds)
+    async def _forgotten(
+        self, ours: Callable[[str], bool], runs: str
+    ) -> list[tuple[Provider, list[Machine]]]:
+        """Machines with such names, where runs whose folders match may have some."""
+        clouds = await asyncio.to_thread(self._clouds, runs)
         found: list[tuple[Provider, list[Machine]]] = []
         for provider in self._providers:
             if not clouds & {"", provider.cloud} or not provider.available():
@@ -95,15 +108,14 @@ class Auditor:
             # In this order: what is begun in between is known, and of an active run.
             machines = await provider.machines()
             known = {cluster.name for cluster in await self._client.clusters()}
-            left = audit.forgotten(machines, self._owner, active, known)
+            left = audit.forgotten(machines, ours, known)
             if left:
                 found.append((provider, left))
         return found
 
-    def _clouds(self) -> set[str]:
-        """Where machines of any run of this launcher may be."""
+    def _clouds(self, runs: str) -> set[str]:
         found: set[str] = set()
-        for file in self._runs.glob(f"*/{SPEC_FILE}"):
+        for file in self._runs.glob(f"{runs}/{SPEC_FILE}"):
             try:
                 config = read_spec(file.read_text(encoding="utf-8")).config
             except (BadSpecError, ConfigError, OSError):

@@ -4,11 +4,10 @@ SkyPilot finds machines by its own table alone. Once that has lost one, nobody b
 whoever pays knows of it.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.launcher.sky import records
 from services.launcher.sky.candidates import cloud_of
 from services.launcher.sky_config import SkyConfig
 
@@ -47,12 +46,12 @@ def clouds_of(sky: SkyConfig) -> set[str]:
 
 
 def forgotten(
-    machines: Iterable[Machine], owner: str, active: Collection[str], known: Collection[str]
+    machines: Iterable[Machine], ours: Callable[[str], bool], known: Collection[str]
 ) -> list[Machine]:
-    """Those that are this launcher's, of no active run, and of no cluster that is known."""
+    """Those with such a name that are of no cluster that is known."""
     return [
         machine
         for machine in machines
-        if records.unowned(machine.name, owner, active)
+        if ours(machine.name)
         and not any(machine.name.startswith(f"{cluster}-") for cluster in known)
     ]

@@ -116,12 +116,26 @@ async def test_a_machine_that_skypilot_has_forgotten_is_named_and_then_ended_at_
     assert await backend.reap(active) == []
 
 
+async def test_a_run_is_clean_when_its_clouds_show_nothing_of_it_either(
+    account: Account, audited: tuple[SkyBackend, FakeSky], runs: Path
+) -> None:
+    backend, _ = audited
+    account.machines = {
+        "1": on_cloud(runs, specs.RUN_ID, LEARNER),
+        "2": on_cloud(runs, "other", LEARNER),
+    }
+    evidence = await backend.clean(specs.RUN_ID)
+    assert not evidence.gone and "machine 1 " in evidence.detail
+    assert (await backend.clean(specs.RUN_ID)).gone
+    assert list(account.machines) == ["2"]
+
+
 async def test_a_cloud_that_cannot_be_asked_is_no_empty_cloud(
     account: Account, audited: tuple[SkyBackend, FakeSky]
 ) -> None:
     backend, _ = audited
     account.broken = True
-    for ask in (backend.strays([]), backend.reap([])):
+    for ask in (backend.strays([]), backend.reap([]), backend.clean(specs.RUN_ID)):
         with pytest.raises(BackendUnreachable, match="lambda itself cannot be asked"):
             await ask
 
