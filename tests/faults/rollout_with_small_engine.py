@@ -19,18 +19,10 @@ from services.rollout.config import RolloutConfig
 
 if TYPE_CHECKING:
     from services.rollout.ports import Tokenizer
-    from tests.faults.small_engine import SmallEngine
 
 TURN_S = 0.1
 ROPE = "FLOTILLA_TEST_ROPE_THETA"
 FOLDER = "FLOTILLA_TEST_FOLDER"
-
-
-def _engine(tokenizer: "Tokenizer", turn_end_id: int) -> "SmallEngine":
-    from tests.faults.small_engine import SmallEngine
-
-    tasks = Path(os.environ["FLOTILLA_TEST_TASKS"])
-    return SmallEngine(tokenizer, turn_end_id, tasks, turn_s=TURN_S)
 
 
 def _load() -> Callable[[Runtime[RolloutConfig]], Awaitable[None]]:
@@ -39,8 +31,13 @@ def _load() -> Callable[[Runtime[RolloutConfig]], Awaitable[None]]:
     modules["torch"] = None
     from services.rollout.adapters import fake, tokenizer
     from tests.faults import small_policy
+    from tests.faults.small_engine import SmallEngine
 
-    setattr(fake, "FakeEngine", _engine)  # noqa: B010 - a class in place of which a function stands
+    def engine(words: "Tokenizer", turn_end_id: int) -> SmallEngine:
+        tasks = Path(os.environ["FLOTILLA_TEST_TASKS"])
+        return SmallEngine(words, turn_end_id, tasks, turn_s=TURN_S)
+
+    setattr(fake, "FakeEngine", engine)  # noqa: B010 - a class in place of which a function stands
     theta = float(os.environ.get(ROPE, small_policy.ROPE_THETA))
     setattr(small_policy, "ROPE_THETA", theta)  # noqa: B010 - it is a constant to everybody else
     if FOLDER in os.environ:
