@@ -35,7 +35,8 @@ class Machines(Model):
 
     any_of: tuple[Machine, ...] = ()
     ordered: tuple[Machine, ...] = ()
-    # Machines of one replica. More than 1 is refused: ranks of several cannot be joined yet.
+    # Machines of one replica. Only a learner's may be more than 1, in one private network: each
+    # runs `learner.rank.processes` of its ranks.
     num_nodes: int = Field(default=1, ge=1, le=64)
 
     @model_validator(mode="after")

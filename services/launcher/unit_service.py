@@ -12,6 +12,7 @@ from services.launcher.plan import log_path
 from services.launcher.ports import UnitPhase, UnitReport
 from services.launcher.spool import MAX_CHUNK_BYTES, GapError, Spool
 from services.launcher.supervise import Supervisor
+from services.launcher.units import node_key
 
 _PHASES: Mapping["registry_pb.UnitPhase.ValueType", UnitPhase] = {
     registry_pb.UNIT_PHASE_SETUP: UnitPhase.SETUP,
@@ -33,6 +34,7 @@ def report(
         key,
         request.incarnation,
         UnitReport(phase, how, request.hostname, request.restarts),
+        request.node,
     )
     return registry_pb.ReportUnitResponse(
         command=codec.COMMANDS[command],
@@ -56,7 +58,7 @@ class Spools:
         if request.position < 0:
             message = f"position {request.position}: 0 is where an incarnation begins"
             raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_LOG", message)
-        spool = self._spool(request.run_id, (request.service, request.replica))
+        spool = self._spool(request.run_id, (request.service, request.replica), request.node)
         try:
             position = spool.append(request.incarnation, request.position, request.chunk)
         except GapError as error:
@@ -64,13 +66,14 @@ class Spools:
             raise refuse(StatusCode.FAILED_PRECONDITION, "LOG_GAP", str(error), facts) from error
         return registry_pb.PushLogsResponse(position=position)
 
-    def _spool(self, run_id: str, key: runs.Key) -> Spool:
-        spool = self._open.get((run_id, key))
+    def _spool(self, run_id: str, key: runs.Key, node: int) -> Spool:
+        speaker = node_key(key, node)
+        spool = self._open.get((run_id, speaker))
         if spool is None:
             stored = self._launcher.get(run_id)
             if key[0] not in stored.run.wanted:
                 message = f"run {run_id} has no service {key[0]!r}"
                 raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_LOG", message)
-            spool = Spool(log_path(self._launcher.folder / run_id, key))
-            self._open[(run_id, key)] = spool
+            spool = Spool(log_path(self._launcher.folder / run_id, speaker))
+            self._open[(run_id, speaker)] = spool
         return spool

@@ -10,6 +10,12 @@ from services.launcher.runs import Key
 EXIT_PREEMPTED = 75
 
 
+def node_key(key: Key, node: int) -> Key:
+    """What a machine of a replica is known by: the first one, 0, by the replica's own key. Only
+    learners, of which a run has one, have several."""
+    return (f"{key[0]}-node", node) if node else key
+
+
 @dataclass(frozen=True, slots=True)
 class _Heard:
     incarnation: str

@@ -28,11 +28,13 @@ _PHASES = {
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Whose words these are; `incarnation` is the watcher's."""
+    """Whose words these are; `incarnation` is the watcher's, `node` says which of the replica's
+    machines it is on."""
 
     run_id: str
     key: Key
     incarnation: str
+    node: int = 0
 
 
 class UnitRegistry:
@@ -81,6 +83,7 @@ class UnitRegistry:
             "run_id": self._sender.run_id,
             "service": service,
             "replica": replica,
+            "node": self._sender.node,
             "incarnation": incarnation,
         }
 

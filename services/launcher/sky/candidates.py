@@ -4,7 +4,12 @@ from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT
 from services.launcher.sky_config import Machine, Machines, SkyConfig
 
 # What SkyPilot's clouds cannot do, as of its version 0.14.
-SINGLE_NODE = frozenset({"runpod", "vast", "primeintellect", "hyperbolic", "shadeform", "seeweb"})
+SINGLE_NODE = frozenset(
+    {
+        *("hyperbolic", "primeintellect", "runpod", "seeweb", "shadeform"),
+        *("vast", "verda", "vsphere", "yotta"),
+    }
+)
 NO_SPOT = frozenset(
     {"lambda", "slurm", "ssh", "cudo", "do", "fluidstack", "hyperbolic", "paperspace", "shadeform"}
 )
@@ -38,8 +43,8 @@ def check(config: SkyConfig, service: str) -> list[str]:
     machines = _wish(config, service)
     key = "any_of" if machines.any_of else "ordered"
     problems: list[str] = []
-    if machines.num_nodes > 1 and not (machines.any_of or machines.ordered):
-        problems.append(f"launcher.sky.{service}: {_one_machine(machines.num_nodes)}")
+    if machines.num_nodes > 1 and (why := _one_machine(config, service)):
+        problems.append(f"launcher.sky.{service}: num_nodes = {machines.num_nodes}: {why}")
     clouds = {cloud_of(machine) for machine in machines.candidates}
     if config.cloud is not None and not clouds & {"", config.cloud}:
         named = ", ".join(sorted(clouds))
@@ -56,9 +61,10 @@ def check(config: SkyConfig, service: str) -> list[str]:
 def _refusals(machine: Machine, machines: Machines, config: SkyConfig) -> list[str]:
     cloud, found = cloud_of(machine), list[str]()
     if machines.num_nodes > 1 and cloud in SINGLE_NODE:
-        found.append(f"{cloud} has no multi-node clusters; set num_nodes = 1")
-    elif machines.num_nodes > 1:
-        found.append(_one_machine(machines.num_nodes))
+        found.append(
+            f"{cloud} has no multi-node clusters; set num_nodes = 1 and take a machine with more"
+            " GPUs, or another cloud"
+        )
     if machine.use_spot and cloud in NO_SPOT:
         found.append(f"{cloud} has no spot machines; set use_spot = false")
     if config.network == "public" and cloud in NO_PORTS:
@@ -66,11 +72,19 @@ def _refusals(machine: Machine, machines: Machines, config: SkyConfig) -> list[s
     return found
 
 
-def _one_machine(nodes: int) -> str:
-    return (
-        f"num_nodes = {nodes}: ranks of several machines cannot be joined yet; set num_nodes = 1"
-        " and take a machine with more GPUs, or more replicas"
-    )
+def _one_machine(config: SkyConfig, service: str) -> str:
+    """Why a service cannot have replicas of several machines; empty where it can."""
+    if service != LEARNER:
+        return (
+            f"a replica of {service} is one machine, only a learner has ranks on several; set"
+            f" num_nodes = 1, and scale by launcher.{service}.replicas"
+        )
+    if config.network == "public":
+        return (
+            "ranks of several machines speak gloo or NCCL, which neither encrypt nor ask who is"
+            ' there; set launcher.sky.network = "private", or num_nodes = 1'
+        )
+    return ""
 
 
 def of_attempt(machines: Machines, attempt: int) -> Machines:

@@ -63,11 +63,10 @@ class Catalog:
 
 
 def cheapest(machines: Machines, price: Callable[[Machine], float | None]) -> float | None:
-    """$/h of the candidate that would be taken if all were to be had."""
+    """$/h of a replica on the candidate that would be taken if all were to be had."""
     found = [price(machine) for machine in machines.candidates]
-    if machines.ordered:
-        return found[0]
-    return min((each for each in found if each is not None), default=None)
+    one = found[0] if machines.ordered else min((p for p in found if p is not None), default=None)
+    return None if one is None else one * machines.num_nodes
 
 
 def _region(machine: Machine) -> str:

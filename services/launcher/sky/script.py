@@ -15,6 +15,7 @@ _KILL_AFTER_S = 60
 _ADDRESS = "ADDRESS"
 _OUTSIDE = "OUTSIDE"
 _WEIGHTS = "WEIGHTS"
+_RANK = "SKYPILOT_NODE_RANK"
 # Names itself to others: what it is reached by is only known once it runs.
 _WHO_AM_I = "https://checkip.amazonaws.com"
 
@@ -32,39 +33,80 @@ class Watched:
     public: bool
     hard_limit_s: int
     evaluate: bool = False
+    # Machines of the replica.
+    nodes: int = 1
 
 
 def run_script(watched: Watched) -> str:
-    """The `run` of a task. It ends when the work ends."""
-    words = ("timeout", f"--kill-after={_KILL_AFTER_S}", str(watched.hard_limit_s))
-    parts = [shlex.join((*words, *_watcher(watched))), f"-- {shlex.join(_service(watched))}"]
-    command = " \\\n  ".join([*parts, *_addresses(watched)])
+    """The `run` of a task, on each of its machines. It ends when the work ends."""
     lines = ['export PYTHONPATH="$PWD:$PWD/gen${PYTHONPATH:+:$PYTHONPATH}"', *_who_am_i(watched)]
+    command = _first(watched)
+    if watched.nodes > 1:
+        command = f'if [ "${_RANK}" = 0 ]; then\n{command}\nelse\n{_further(watched)}\nfi'
     return "\n".join([*lines, command]) + "\n"
 
 
-def _watcher(watched: Watched) -> tuple[str, ...]:
+def _first(watched: Watched) -> str:
+    """The replica itself."""
+    run_dir = f"{RUNS_FOLDER}/{watched.run_id}"
+    service = shlex.join(_service(watched, run_dir))
+    return _joined([_watcher(watched, run_dir), f"-- {service}", *_addresses(watched)])
+
+
+def _joined(parts: list[str]) -> str:
+    return " \\\n  ".join(parts)
+
+
+def _further(watched: Watched) -> str:
+    """What runs on the machines of a learner but the first, whose port they are told."""
+    # On Slurm machines may share a file system, and the folder of the run is the first one's.
+    run_dir = f"{RUNS_FOLDER}/{watched.run_id}.nodes"
+    ranks = (
+        *(watched.python, "-m", f"{watched.module}.nodes"),
+        *("--config", SPEC_FILE),
+        *("--run-id", watched.run_id),
+        *("--run-dir", run_dir),
+        *_ranks(watched),
+    )
+    return _joined(
+        [
+            f'{_watcher(watched, run_dir)} --node="${_RANK}"',
+            f"-- {shlex.join(ranks)}",
+            f'--replica="${_RANK}"',
+            f'--peer="learner=${_ADDRESS}:{watched.port}"',
+        ]
+    )
+
+
+def _ranks(watched: Watched) -> tuple[str, ...]:
+    return (f"--learner.rank.nodes={watched.nodes}",) if watched.nodes > 1 else ()
+
+
+def _watcher(watched: Watched, run_dir: str) -> str:
     service, index = watched.key
-    return (
+    words = (
+        *("timeout", f"--kill-after={_KILL_AFTER_S}", str(watched.hard_limit_s)),
         *(watched.python, "-m", "services.launcher.unit"),
         *("--config", SPEC_FILE),
         *("--service", service),
         *("--replica", str(index)),
         *("--run-id", watched.run_id),
-        *("--run-dir", f"{RUNS_FOLDER}/{watched.run_id}"),
+        *("--run-dir", run_dir),
         *("--registry", watched.registry),
     )
+    return shlex.join(words)
 
 
-def _service(watched: Watched) -> tuple[str, ...]:
+def _service(watched: Watched, run_dir: str) -> tuple[str, ...]:
     service, index = watched.key
     command = (
         *(watched.python, "-m", watched.module),
         *("--config", SPEC_FILE),
         *("--run-id", watched.run_id),
-        *("--run-dir", f"{RUNS_FOLDER}/{watched.run_id}"),
+        *("--run-dir", run_dir),
         *("--replica", str(index)),
         *("--registry", watched.registry),
+        *_ranks(watched),
     )
     if service == LEARNER and watched.evaluate:
         return (*command, "--learner.mode=eval")
@@ -103,8 +145,11 @@ def _addresses(watched: Watched) -> list[str]:
     if _serves_outside(watched):
         listen = [f"--listen=0.0.0.0:{watched.port}", f'--advertise="${_OUTSIDE}"']
         return [*listen, *_weights(watched)] if watched.key[0] == LEARNER else listen
-    # On Slurm several replicas may share a machine, so its ports are not ours to choose.
-    return ["--listen=127.0.0.1:0" if watched.public else f'--listen="${_ADDRESS}:0"']
+    if watched.public:
+        return ["--listen=127.0.0.1:0"]
+    # On Slurm several replicas may share a machine, so its ports are not ours to choose; but
+    # further machines of a learner have to know where it is before it serves.
+    return [f'--listen="${_ADDRESS}:{watched.port if watched.nodes > 1 else 0}"']
 
 
 def _weights(watched: Watched) -> list[str]:

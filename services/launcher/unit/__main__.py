@@ -80,7 +80,7 @@ async def watch(wish: Wish, secrets: Handover) -> int:
     async with _watcher(wish, secrets) as watcher:
         _obey_signals(watcher)
         ending = await watcher.run()
-    print(f"{wish.arguments.key[0]} ended with code {ending.code}", file=sys.stderr)
+    print(f"{wish.arguments.here[0]} ended with code {ending.code}", file=sys.stderr)
     return ending.shell_code
 
 
@@ -97,12 +97,12 @@ async def _watcher(wish: Wish, secrets: Handover) -> AsyncGenerator[Watcher]:
     )
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(channel)
-        launcher = UnitRegistry(channel, Sender(given.run_id, given.key, incarnation))
-        label = f"{given.key[0]}-{given.key[1]}"
-        outbox = Outbox(launcher, wish.folder, label, incarnation)
+        sender = Sender(given.run_id, given.key, incarnation, given.node)
+        launcher = UnitRegistry(channel, sender)
+        outbox = Outbox(launcher, wish.folder, given.label, incarnation)
         launch = Launch(
             run_id=given.run_id,
-            key=given.key,
+            key=given.here,
             command=(*given.command, *secrets.arguments),
             secrets={},
             log=outbox.log,
@@ -123,8 +123,7 @@ async def _watcher(wish: Wish, secrets: Handover) -> AsyncGenerator[Watcher]:
 async def _end_leftovers(wish: Wish) -> None:
     """End what a watcher that was killed left running of this very replica."""
     processes = LocalBackend(wish.folder)
-    service, replica = wish.arguments.key
-    name = f"{wish.arguments.run_id}/{service}-{replica}"
+    name = f"{wish.arguments.run_id}/{wish.arguments.label}"
     for unit in await processes.orphans([]):
         if unit.name.startswith(f"{name}#"):
             await processes.end(unit, _LEFT_GRACE_S)
@@ -153,7 +152,8 @@ def _prepare(wish: Wish, log_path: Path, policy: Policy) -> Prepare:
     folder = RunFolder(wish.arguments.run_dir, wish.url, wish.arguments.config, log_path)
 
     async def prepare(begun: bool) -> None:
-        if wish.arguments.key[0] == LEARNER:
+        # Its further machines have no files of the run.
+        if wish.arguments.here[0] == LEARNER:
             await folder.ready(begun, policy)
 
     return prepare

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.launcher.adopt import RUN_ID
-from services.launcher.runs import SERVICES, Key
+from services.launcher.runs import LEARNER, SERVICES, Key
+from services.launcher.units import node_key
 
 # Where AWS and GCP alike tell a machine about itself.
 METADATA_URL = "http://169.254.169.254"
@@ -18,6 +19,8 @@ class Arguments:
 
     config: Path
     key: Key
+    # Which of the replica's machines this is.
+    node: int
     run_id: str
     run_dir: Path
     registry: str
@@ -25,6 +28,16 @@ class Arguments:
     metadata_url: str
     notice_file: Path | None
     command: tuple[str, ...]
+
+    @property
+    def here(self) -> Key:
+        """What runs on this very machine."""
+        return node_key(self.key, self.node)
+
+    @property
+    def label(self) -> str:
+        """Its name in files and messages."""
+        return f"{self.here[0]}-{self.here[1]}"
 
 
 def parse_arguments(argv: Sequence[str]) -> Arguments:
@@ -34,17 +47,17 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
     command: list[str] = known.command
     if not RUN_ID.fullmatch(known.run_id):
         parser.error(f"--run-id {known.run_id!r}: use up to 128 of a-z 0-9 . _ -")
-    if known.num_nodes != 1:
+    if known.node < 0 or (known.node > 0 and known.service != LEARNER):
         parser.error(
-            f"--num-nodes {known.num_nodes}: a replica runs on one machine; ranks of several"
-            " machines cannot be joined yet, so set num_nodes = 1 in [launcher.sky] and take a"
-            " machine with more GPUs, or more replicas"
+            f"--node {known.node}: only a learner has ranks on several machines, 0 is the first;"
+            f" set num_nodes = 1 in [launcher.sky.{known.service}], and take more replicas"
         )
     if not command:
         parser.error("no command: end with `-- python -m services.SERVICE --config SPEC ...`")
     return Arguments(
         config=known.config,
         key=(known.service, known.replica),
+        node=known.node,
         run_id=known.run_id,
         run_dir=known.run_dir.absolute(),
         registry=known.registry,
@@ -73,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--run-dir", type=Path, required=True, help="where files of the run go on this machine")
     add("--registry", required=True, metavar="HOST:PORT", help="the launcher's, of this run")
     add("--resume", action="store_true", help="the run has begun: never begin it anew here")
-    add("--num-nodes", type=int, default=1, help="machines of this replica")
+    add("--node", type=int, default=0, help="which of the learner's machines this is; 0 runs it")
     add("--notice-file", type=Path, help="a file that appears when the machine is taken away")
     add("--metadata-url", default=METADATA_URL, help="asked on machines that are spot")
     add("command", nargs="*", metavar="COMMAND", help="after --: what starts the service")

@@ -35,7 +35,7 @@ def test_a_single_candidate_is_asked_again() -> None:
     [
         ({"infra": "runpod"}, {}, 2, "runpod has no multi-node clusters; set num_nodes = 1"),
         ({"infra": "vast"}, {}, 2, "vast has no multi-node clusters; set num_nodes = 1"),
-        ({"infra": "aws"}, {}, 2, "cannot be joined yet; set num_nodes = 1"),
+        ({"infra": "verda"}, {}, 2, "verda has no multi-node clusters; set num_nodes = 1"),
         ({"infra": "lambda", "use_spot": True}, {}, 1, "no spot machines; set use_spot = false"),
         ({"infra": "slurm/x"}, {"network": "public"}, 1, 'set launcher.sky.network = "private"'),
     ],
@@ -48,9 +48,15 @@ def test_a_wish_that_nobody_fulfils_is_refused_with_its_key_and_the_fix(
     assert any(p.startswith("launcher.sky.learner.any_of.1: ") and part in p for p in problems)
 
 
-def test_several_machines_of_any_cloud_are_refused_too() -> None:
-    (problem,) = candidates.check(config(learner={"num_nodes": 2}).sky, LEARNER)
-    assert problem.startswith("launcher.sky.learner: num_nodes = 2")
+def test_only_a_learner_may_be_several_machines_and_only_in_a_private_network() -> None:
+    learner = {"num_nodes": 2, "any_of": [{"infra": "aws"}]}
+    assert candidates.check(config(learner=learner).sky, LEARNER) == []
+    (problem,) = candidates.check(config(learner=learner, network="public").sky, LEARNER)
+    assert problem.startswith("launcher.sky.learner: num_nodes = 2: ranks of several machines")
+    assert 'set launcher.sky.network = "private"' in problem
+    (problem,) = candidates.check(config(rollout={"num_nodes": 2}).sky, ROLLOUT)
+    assert problem.startswith("launcher.sky.rollout: num_nodes = 2: a replica of rollout is one")
+    assert "scale by launcher.rollout.replicas" in problem
 
 
 def test_what_can_be_had_is_not_refused() -> None:

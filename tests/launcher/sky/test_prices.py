@@ -52,6 +52,11 @@ def test_of_several_candidates_the_one_that_is_tried_first_counts(catalog: Catal
     assert catalog.cheapest(Machines(ordered=(unknown, cheap))) is None
 
 
+def test_a_replica_of_several_machines_costs_them_all(catalog: Catalog) -> None:
+    machine = Machine(infra="lambda/us-east-1", accelerators="H100:1")
+    assert catalog.cheapest(Machines(ordered=(machine,), num_nodes=2)) == 4.98
+
+
 def test_without_a_catalog_nobody_knows_a_price(tmp_path: Path) -> None:
     empty = Catalog(tmp_path / "nothing")
     assert empty.price(Machine(accelerators="H100:1")) is None

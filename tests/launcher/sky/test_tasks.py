@@ -10,6 +10,7 @@ import yaml
 
 from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT, RunMode
 from services.launcher.sky import offers, tasks
+from services.launcher.unit.arguments import parse_arguments
 from tests.launcher.sky.specs import RUN_ID, config, launch
 
 _KEYS = ((LEARNER, 0), (GATEWAY, 0), (ROLLOUT, 3))
@@ -64,6 +65,44 @@ def test_a_machines_script_is_valid_shell_and_ends_by_itself(
     # One hour, a minute of draining, and ten to find machines.
     assert "timeout --kill-after=60 4260 " in run
     assert "sleep" not in run
+
+
+def _several(**sky: Any) -> dict[str, Any]:
+    learner = {"ordered": [{"infra": "aws", "accelerators": "H100:8"}], "num_nodes": 2}
+    return tasks.task(_site(learner=learner, **sky), (LEARNER, 0))
+
+
+def _started(document: dict[str, Any], rank: int) -> list[str]:
+    """The command line that the script comes to on that machine."""
+    bash = shutil.which("bash")
+    assert bash is not None
+    shown = 'timeout() { printf "%s\\n" "$@"; }\n' + document["run"]
+    environment = {"SKYPILOT_NODE_RANK": str(rank), "SKYPILOT_NODE_IPS": "10.0.0.7\n10.0.0.8"}
+    done = subprocess.run(
+        (bash, "-euc", shown), env=environment, text=True, check=True, capture_output=True
+    )
+    return done.stdout.splitlines()
+
+
+def test_the_first_machine_of_a_learner_runs_it_and_the_others_its_further_ranks() -> None:
+    document = _several(port=4711)
+    assert document["num_nodes"] == 2
+    first, second = (_started(document, rank) for rank in (0, 1))
+    at = first.index("--")
+    assert parse_arguments(first[first.index("services.launcher.unit") + 1 :]).node == 0
+    assert first[at + 3] == "services.learner" and "--listen=10.0.0.7:4711" in first[at:]
+    at = second.index("--")
+    given = parse_arguments(second[second.index("services.launcher.unit") + 1 :])
+    assert (given.node, given.label) == (1, "learner-node-1")
+    assert second[at + 3] == "services.learner.nodes"
+    assert {"--replica=1", "--peer=learner=10.0.0.7:4711"} <= set(second[at:])
+    assert all("--learner.rank.nodes=2" in words for words in (first, second))
+
+
+def test_a_learner_of_one_machine_is_asked_nothing_of_nodes() -> None:
+    document = tasks.task(_site(), (LEARNER, 0))
+    assert "num_nodes" not in document
+    assert "nodes" not in document["run"] and "SKYPILOT_NODE_RANK" not in document["run"]
 
 
 def test_a_machine_on_a_private_network_listens_on_its_own_address() -> None:

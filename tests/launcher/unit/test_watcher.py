@@ -213,11 +213,28 @@ async def test_a_watcher_with_a_successor_elsewhere_ends(tmp_path: Path) -> None
             elsewhere.end()
 
 
-async def test_several_machines_are_refused_with_the_way_out(tmp_path: Path) -> None:
+async def test_a_further_machine_of_anything_but_a_learner_is_refused(tmp_path: Path) -> None:
     async with machine(tmp_path) as here:
-        process = await here.watch("serve", options=("--num-nodes", "2"))
+        process = await here.watch("serve", options=("--node", "1"))
         assert await asyncio.wait_for(process.wait(), 40) == 2
-        assert "set num_nodes = 1 in [launcher.sky]" in here.output
+        assert "set num_nodes = 1 in [launcher.sky.rollout]" in here.output
+
+
+async def test_a_further_machine_of_a_learner_obeys_and_logs_but_does_not_speak_for_it(
+    tmp_path: Path,
+) -> None:
+    async with machine(tmp_path) as here:
+        further = await here.watch("serve", service="learner", options=("--node", "1"))
+        log = here.served.launcher.folder / here.run_id / "logs" / "learner-node-1.log"
+        await here.until(lambda: log.exists() and "serve begins" in log.read_text())
+        assert here.last("learner") is None
+        assert here.log("learner") == ""
+        # What a run's folder is, is the first machine's business.
+        assert not here.run_dir.exists()
+        here.supervisor.stop(30.0)
+        assert await asyncio.wait_for(further.wait(), 40) == 0
+        assert log.read_text().endswith("drained\n")
+        assert not here.left()
 
 
 async def _ends(here: Machine, process: asyncio.subprocess.Process) -> None:
