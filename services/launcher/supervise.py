@@ -142,7 +142,9 @@ class Supervisor:
     async def _clean(self) -> None:
         """Free what is left of the run, and write down what was found."""
         operations, run_id = self._around.store.operations, self.run.run_id
-        number = operations.intend(run_id, "clean", run_id)
+        # A launcher that died while it looked has left one open.
+        known = operations.open(run_id, "clean", run_id)
+        number = known.number if known else operations.intend(run_id, "clean", run_id)
         try:
             evidence = await self._around.backend.clean(run_id)
         except BackendUnreachable as error:

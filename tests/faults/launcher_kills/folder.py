@@ -7,7 +7,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from tests.launcher.harness import REPOSITORY, spec
 
 SERVICES = ("env_gateway", "learner", "rollout")
 ACCEPTING = dict.fromkeys(SERVICES, "tests.launcher.accepts")
-WAIT_S = 20.0
+WAIT_S = 40.0
 
 
 @dataclass
@@ -121,7 +121,6 @@ class Runs:
             self._beats[service] = asyncio.create_task(self._beat(service))
 
     async def _beat(self, service: str) -> None:
-        messages = registry_service_pb2
         who: dict[str, Any] = {
             "run_id": self.run_id,
             "service": service,
@@ -132,16 +131,22 @@ class Runs:
             stored, member = self.stored(), identity.load_run(self.runs, self.run_id)
             if stored.registry and member is not None and self.has_machine(service):
                 async with self._registry(stored.registry, member, service) as channel:
-                    stub: Any = registry_service_pb2_grpc.RegistryServiceStub(channel)
-                    try:
-                        request = messages.RegisterRequest(**who, address="127.0.0.1:9", pid=1)
-                        await stub.Register(request, timeout=0.5)
-                        beat = messages.HeartbeatRequest(**who, phase="serving", serving=True)
-                        self.told(service, (await stub.Heartbeat(beat, timeout=0.5)).command)
-                    except grpc.aio.AioRpcError:
-                        # No launcher at present, or none that wants this replica.
-                        await asyncio.sleep(0.05)
+                    await self._beat_there(service, channel, who)
             await asyncio.sleep(0.1)
+
+    async def _beat_there(self, service: str, channel: Any, who: dict[str, Any]) -> None:
+        """Until there is no launcher any more, or none that wants this replica."""
+        messages: Any = registry_service_pb2
+        stub: Any = registry_service_pb2_grpc.RegistryServiceStub(channel)
+        # Servers may be slow where many tests run.
+        limits: dict[str, Any] = {"timeout": 5.0, "wait_for_ready": False}
+        with suppress(grpc.aio.AioRpcError):
+            request = messages.RegisterRequest(**who, address="127.0.0.1:9", pid=1)
+            await stub.Register(request, **limits)
+            while self.has_machine(service):
+                beat = messages.HeartbeatRequest(**who, phase="serving", serving=True)
+                self.told(service, (await stub.Heartbeat(beat, **limits)).command)
+                await asyncio.sleep(0.1)
 
     def _registry(self, address: str, member: RunIdentity, service: str) -> grpc.aio.Channel:
         tls = None if self.stored().run.backend == "local" else member.tls(service)
