@@ -73,17 +73,34 @@ def test_every_spec_that_may_be_chosen_is_there() -> None:
         assert (ROOT / f"deploy/runs/{name}.toml").is_file()
 
 
-def test_every_input_and_every_secret_reaches_the_step_that_submits() -> None:
+def named_step(name: str) -> dict[str, Any]:
     (job,) = train()["jobs"].values()
-    (submit,) = [step for step in job["steps"] if step.get("id") == "submit"]
+    (found,) = [step for step in job["steps"] if step.get("id") == name]
+    return found
+
+
+def unread(step: dict[str, Any], variables: set[str]) -> set[str]:
+    """Those that the step's script does not name."""
+    script = (ROOT / step["run"]).read_text()
+    return {name for name in variables if not re.search(rf"\b{name}\b", script)}
+
+
+def test_every_input_reaches_the_step_that_submits_and_is_read() -> None:
+    submit = named_step("submit")
     text = " ".join(str(value) for value in submit["env"].values())
     assert {name for name in INPUTS if f"inputs.{name} " in text} == INPUTS
-    assert set(re.findall(r"secrets\.(\w+)", text)) == SECRETS
     variables = {name for name, value in submit["env"].items() if "inputs." in value}
-    script = (ROOT / submit["run"]).read_text()
     # wandb's key goes to whatever runs.
-    unread = {name for name in variables if not re.search(rf"\${{?{name}\b", script)}
-    assert unread == {"WANDB_API_KEY"}
+    assert unread(submit, variables) == {"WANDB_API_KEY"}
+
+
+def test_every_secret_reaches_the_step_that_needs_it_and_no_other() -> None:
+    submit, credentials = named_step("submit")["env"], named_step("credentials")["env"]
+    of_runs = set(re.findall(r"secrets\.(\w+)", " ".join(map(str, submit.values()))))
+    of_clouds = set(re.findall(r"secrets\.(\w+)", " ".join(credentials.values())))
+    assert of_runs | of_clouds == SECRETS
+    assert of_runs & of_clouds == {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
+    assert unread(named_step("credentials"), of_clouds) == set()
 
 
 def test_a_cancelled_job_cancels_its_run() -> None:

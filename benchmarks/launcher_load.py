@@ -1,0 +1,212 @@
+"""What a launcher's callers wait for: `python -m benchmarks.launcher_load [--callers 100]`.
+
+One launcher (a process of its own) with a run of fakes. All callers are in this process, so what
+they wait for each other is in the figures. A single caller asks GetRun and sends
+heartbeats, first alone, then while as many callers as given ask GetRun all the time and as many
+followers read the learner's log, to which lines are written meanwhile. The last line is one JSON
+object:
+
+- `get_p50_ms`, `get_p99_ms`, `beat_p50_ms`, `beat_p99_ms`: of the single caller, under load; the
+  same with `alone_` before it: without.
+- `get_p50_ratio`, `get_p99_ratio`, `beat_p50_ratio`, `beat_p99_ratio`: how many times longer it
+  waits.
+- `crowd_p50_ms`, `crowd_p99_ms`, `crowd_per_second`: what the others saw of GetRun.
+- `lines`: how many lines each follower got; `missed`: how many followers lacked one, or had one
+  twice.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
+from flotilla.launcher.v1 import run_service_pb2 as pb
+from flotilla.launcher.v1.registry_service_pb2_grpc import RegistryServiceStub
+from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
+from services.common import rpc
+from services.launcher import address_file, identity
+from services.launcher.store import Store
+from tests.launcher.harness import spec
+
+ROOT = Path(__file__).parents[1]
+CALLS = 100
+LINE = "x" * 120
+LINES_PER_S = 20
+DEADLINE_S = 60.0
+
+Call = Callable[[], Awaitable[None]]
+
+
+@dataclass
+class Bench:
+    """A launcher that runs, and a run of it."""
+
+    runs: Path
+    address: address_file.Address
+    stub: Any
+    run_id: str = ""
+    waited: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+
+    async def timed(self, name: str, call: Call) -> None:
+        started = time.perf_counter()
+        await call()
+        self.waited.setdefault(name, []).append(1e3 * (time.perf_counter() - started))
+
+    def figures(self, name: str) -> dict[str, float]:
+        cuts = statistics.quantiles(self.waited[name], n=100)
+        return {f"{name}_p50_ms": cuts[49], f"{name}_p99_ms": cuts[98]}
+
+
+@asynccontextmanager
+async def launcher() -> AsyncGenerator[Bench]:
+    with tempfile.TemporaryDirectory() as folder:
+        runs = Path(folder)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "services.launcher", "--runs", folder),
+            cwd=ROOT,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            address = await asyncio.to_thread(address_of, runs)
+            async with rpc.channel(address.address, token=address.token) as channel:
+                bench = Bench(runs, address, RunServiceStub(channel))
+                await begin(bench)
+                yield bench
+        finally:
+            process.terminate()
+            await process.wait()
+
+
+def address_of(runs: Path) -> address_file.Address:
+    deadline = time.monotonic() + DEADLINE_S
+    while (address := address_file.read(runs)) is None:
+        if time.monotonic() > deadline:
+            raise RuntimeError("the launcher does not serve")
+        time.sleep(0.05)
+    return address
+
+
+async def begin(bench: Bench) -> None:
+    wish = spec(learner={"steps": 1_000_000, "step_s": 1.0})
+    request = pb.StartRunRequest(request_id="benchmark", spec_json=json.dumps(wish))
+    bench.run_id = (await bench.stub.StartRun(request, timeout=DEADLINE_S)).run_id
+    state = pb.RUN_STATE_UNSPECIFIED
+    while state != pb.RUN_STATE_RUNNING:
+        await asyncio.sleep(0.1)
+        answer = await bench.stub.GetRun(pb.GetRunRequest(run_id=bench.run_id), timeout=DEADLINE_S)
+        state = answer.run.state
+
+
+@asynccontextmanager
+async def heart(bench: Bench) -> AsyncGenerator[Call]:
+    """Heartbeats at the run's own registry, as of a rollout that somebody has started by hand."""
+    member, store = (
+        identity.load_run(bench.runs, bench.run_id),
+        Store(bench.runs / "launcher.sqlite"),
+    )
+    stored = store.get(bench.run_id)
+    store.close()
+    assert member is not None and stored is not None
+    who: dict[str, Any] = {"run_id": bench.run_id, "service": "rollout", "replica": 9}
+    who["incarnation"] = "benchmark"
+    async with rpc.channel(stored.registry, token=member.token) as channel:
+        stub: Any = RegistryServiceStub(channel)
+        await stub.Register(registry_pb.RegisterRequest(**who, address="127.0.0.1:9"))
+
+        async def beat() -> None:
+            await stub.Heartbeat(registry_pb.HeartbeatRequest(**who), timeout=DEADLINE_S)
+
+        yield beat
+
+
+def getter(bench: Bench) -> Call:
+    async def get() -> None:
+        await bench.stub.GetRun(pb.GetRunRequest(run_id=bench.run_id), timeout=DEADLINE_S)
+
+    return get
+
+
+async def single(bench: Bench, beat: Call, prefix: str) -> None:
+    get = getter(bench)
+    for _ in range(CALLS):
+        await bench.timed(f"{prefix}get", get)
+        await bench.timed(f"{prefix}beat", beat)
+
+
+async def crowd(bench: Bench, done: asyncio.Event) -> None:
+    get = getter(bench)
+    while not done.is_set():
+        await bench.timed("crowd", get)
+
+
+async def follow(bench: Bench) -> list[str]:
+    request = pb.TailLogsRequest(run_id=bench.run_id, service="learner", follow=True)
+    request.after_bytes["learner-0"] = 0
+    stream = bench.stub.TailLogs(request, timeout=10 * DEADLINE_S)
+    return [line.line async for line in stream if line.line.startswith(LINE)]
+
+
+async def write(log: Path, done: asyncio.Event) -> list[str]:
+    """Lines at a steady rate, as a busy service has them."""
+    lines: list[str] = []
+    while not done.is_set():
+        new = [f"{LINE} {len(lines) + number}" for number in range(LINES_PER_S // 10)]
+        with log.open("a") as file:
+            file.write("".join(f"{line}\n" for line in new))
+        lines += new
+        await asyncio.sleep(0.1)
+    return lines
+
+
+async def measure(callers: int) -> dict[str, float]:
+    async with launcher() as bench, heart(bench) as beat:
+        await single(bench, beat, "alone_")
+        done = asyncio.Event()
+        log = bench.runs / bench.run_id / "logs" / "learner-0.log"
+        followers = [asyncio.create_task(follow(bench)) for _ in range(callers)]
+        asking = [asyncio.create_task(crowd(bench, done)) for _ in range(callers)]
+        writing = asyncio.create_task(write(log, done))
+        started = time.perf_counter()
+        await single(bench, beat, "")
+        seconds = time.perf_counter() - started
+        done.set()
+        lines = await writing
+        await asyncio.gather(*asking)
+        await bench.stub.StopRun(pb.StopRunRequest(run_id=bench.run_id), timeout=DEADLINE_S)
+        missed = sum([got != lines for got in await asyncio.gather(*followers)])
+    rate = len(bench.waited["crowd"]) / seconds
+    return {**figures(bench), "crowd_per_second": rate, "lines": len(lines), "missed": missed}
+
+
+def figures(bench: Bench) -> dict[str, float]:
+    names = ("alone_get", "get", "alone_beat", "beat", "crowd")
+    found = {key: value for name in names for key, value in bench.figures(name).items()}
+    ratios = {
+        f"{name}_{cut}_ratio": found[f"{name}_{cut}_ms"] / found[f"alone_{name}_{cut}_ms"]
+        for name in ("get", "beat")
+        for cut in ("p50", "p99")
+    }
+    return {**found, **ratios}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What a launcher's callers wait for.")
+    parser.add_argument("--callers", type=int, default=100, help="of each kind, at once")
+    given = parser.parse_args()
+    if given.callers < 1:
+        parser.error("--callers must be at least 1")
+    found = asyncio.run(measure(given.callers))
+    print(json.dumps({name: round(value, 3) for name, value in found.items()}))
+
+
+if __name__ == "__main__":
+    main()
