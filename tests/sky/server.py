@@ -12,6 +12,7 @@ from tests.sky.offline import api_url, environment
 
 _START_S = 120.0
 _STOP_S = 30.0
+_NO_SERVER_HERE = "SKYPILOT_DISABLE_LOCAL_API_SERVER"
 
 
 class ApiServer:
@@ -73,4 +74,6 @@ class ApiServer:
 
     def _environment(self) -> dict[str, str]:
         python_path = f"{ROOT}:{ROOT / 'gen'}"
-        return {**os.environ, **environment(self.layout), "PYTHONPATH": python_path}
+        # Clients here may start none, but this is no client.
+        inherited = {k: v for k, v in os.environ.items() if k != _NO_SERVER_HERE}
+        return {**inherited, **environment(self.layout), "PYTHONPATH": python_path}
