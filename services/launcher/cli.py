@@ -95,8 +95,10 @@ def plan(
     Starts nothing, and needs neither SkyPilot nor a network. Prices are those of the catalog that
     SkyPilot keeps in `~/.sky`. Exit code: 0, or 2 for a bad spec.
     """
+    from services.common import log
     from services.launcher.console import plan as command
 
+    log.setup("plan", "", level="WARNING")
     _exit(command.plan(spec, runs, list(context.args), out, one_machine=one_machine))
 
 

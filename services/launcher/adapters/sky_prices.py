@@ -1,5 +1,8 @@
 """Prices as SkyPilot computes them where it is installed, else from the catalog it left."""
 
+import io
+import time
+from contextlib import redirect_stderr, redirect_stdout
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +18,8 @@ _HOME = Path("~/.sky")
 _HOUR_S = 3600.0
 # A cluster's own prices need no machine of it; without a cloud SkyPilot asks all of them.
 _OWN = frozenset({"", "slurm", "kubernetes", "ssh"})
+# A cloud whose catalog could not be fetched is not asked for again so soon.
+_AGAIN_S = 600.0
 _log = log.get_logger(__name__)
 
 
@@ -29,17 +34,23 @@ class SkyPrices:
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
+        # When each cloud could not be asked.
+        self._away: dict[str, float] = {}
 
     def cheapest(self, machines: Machines) -> float | None:
         return cheapest(machines, self.price)
 
     def price(self, machine: Machine) -> float | None:
-        if cloud_of(machine) in _OWN:
+        cloud = cloud_of(machine)
+        if cloud in _OWN or time.monotonic() - self._away.get(cloud, -_AGAIN_S) < _AGAIN_S:
             return self._catalog.price(machine)
         try:
-            return self._computed(machine)
+            # It fetches what it lacks, and shows people how that goes.
+            with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+                return self._computed(machine)
         # A price is for people to look at: whatever SkyPilot stumbles over must end no plan.
         except Exception as error:  # noqa: BLE001
+            self._away[cloud] = time.monotonic()
             _log.info("SkyPilot has no price", machine=machine.infra, error=str(error)[:200])
             return self._catalog.price(machine)
 
