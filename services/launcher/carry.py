@@ -90,7 +90,7 @@ class Carrier:
             self._note_started(key, unit, "found again")
         if replica.unit is None and replica.state is ReplicaState.DRAINING:
             await self.kill(key)
-        await self._follow(key, unit)
+        await self._follow(key, launch, unit)
 
     async def drain(self, key: Key) -> None:
         """Ask a replica to end; one that is only being started is not started."""
@@ -162,7 +162,7 @@ class Carrier:
             self._book.gone(key, Exit(EXIT_BAD_CONFIG, str(error)))
         else:
             self._note_started(key, unit, "started")
-            await self._follow(key, unit)
+            await self._follow(key, launch, unit)
 
     async def _obtain(self, key: Key, launch: Launch) -> Unit:
         """Ask for the replica until there is an answer. What was not answered may have been heard:
@@ -201,9 +201,16 @@ class Carrier:
             await self.asked(lambda: self._backend.kill(unit))
             await self.asked(lambda: self._backend.wait(unit))
 
-    async def _follow(self, key: Key, unit: Unit) -> None:
-        how = await self.asked(lambda: self._backend.wait(unit))
-        self._book.gone(key, how)
+    async def _follow(self, key: Key, launch: Launch, unit: Unit) -> None:
+        while True:
+            try:
+                how = await self._backend.wait(unit)
+            except BackendUnreachable as error:
+                self.say_unreachable(str(error))
+                # A wait answers when it is over; this, as soon as anybody answers at all.
+                await self.asked(lambda: self._backend.attach(launch, unit))
+            else:
+                return self._book.gone(key, how)
 
     def _note_started(self, key: Key, unit: Unit, cause: str) -> None:
         run = facts.started(self._book.run, key, unit, clock.now(), self._means.policy)

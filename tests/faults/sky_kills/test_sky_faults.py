@@ -134,7 +134,7 @@ async def test_what_machines_cost_while_no_launcher_is_there_may_use_up_the_budg
         await folder.begin(max_cost=12_000.0)
         folder.serve()
         await folder.reached(RunState.RUNNING)
-        assert (await folder.get()).cost.per_hour == 3 * 3600.0
+        await folder.until(lambda: folder.stored().run.cost.per_hour == 3 * 3600.0)
         await folder.kill()
         # As if it had been away for two hours.
         folder.ledger_write("UPDATE runs SET metered = metered - 7200")
