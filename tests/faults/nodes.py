@@ -39,12 +39,28 @@ class Nodes:
     async def start(self, service: str, *arguments: str) -> Node:
         """Until it serves. Its log is `SERVICE.log`."""
         module = ROLLOUT if service == "rollout" else f"services.{service}"
+        run_dir, listen = str(self.folder), f"{beyond_loopback()}:0"
         log = self.folder.with_name(f"{service}.log")
+        process = await self._run(
+            service, module, log, "--run-dir", run_dir, "--listen", listen, *arguments
+        )
+        return Node(process, await _serving(process, log))
+
+    async def further(self, learner: Node, *arguments: str) -> asyncio.subprocess.Process:
+        """A second machine of the learner, with a folder of its own."""
+        folder = self.folder.with_name("learner-node-1")
+        return await self._run(
+            *("learner", "services.learner.nodes", folder.with_suffix(".log")),
+            *("--run-dir", str(folder), "--replica", "1"),
+            *("--peer", f"learner={learner.address}", *arguments),
+        )
+
+    async def _run(
+        self, service: str, module: str, log: Path, *arguments: str
+    ) -> asyncio.subprocess.Process:
         with log.open("wb") as file:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", module, "--config", str(self._spec)),
-                *("--run-id", RUN, "--run-dir", str(self.folder)),
-                *("--listen", f"{beyond_loopback()}:0"),
+                *(sys.executable, "-m", module, "--config", str(self._spec), "--run-id", RUN),
                 *("--tls-dir", str(self._identity / service)),
                 *("--token-file", str(self._identity / "token")),
                 *arguments,
@@ -53,7 +69,7 @@ class Nodes:
                 stderr=file,
             )
         self._started.append(process)
-        return Node(process, await _serving(process, log))
+        return process
 
     async def end(self) -> None:
         for process in self._started:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ import psutil
 from flotilla.learner.v1 import rank_service_pb2_grpc
 from services.common import rpc
 from services.common.spec import PolicyConfig
+from services.common.tls import Tls
 from services.learner.adapters.meetings import AcrossMachines
 from services.learner.adapters.ranks_local import LocalRanks
 from services.learner.config import LearnerConfig
@@ -72,12 +73,13 @@ async def start_machine(
     policy: PolicyConfig,
     *overrides: str,
     number: int = 1,
+    inside: Sequence[str] = (),
 ) -> Further:
-    """Start a further machine of the learner at `address`."""
+    """Start a further machine of the learner at `address`; `inside` begins its command line."""
     spec, log = _written(folder, config, policy), folder / "log"
     with log.open("wb") as file:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "services.learner.nodes", "--config", str(spec)),
+            *(*inside, sys.executable, "-m", "services.learner.nodes", "--config", str(spec)),
             *("--run-id", RUN, "--run-dir", str(folder / RUN), "--replica", str(number)),
             *("--peer", f"learner={address}", *overrides),
             env={**os.environ, "FLOTILLA_TOKEN": TOKEN, "FLOTILLA_TEST_MACHINE": str(folder)},
@@ -120,18 +122,18 @@ class Head:
 
 @asynccontextmanager
 async def head(
-    folder: Path, model: Path, config: LearnerConfig, policy: Mapping[str, Any] | None = None
+    folder: Path, model: Path, config: LearnerConfig, host: str = HOST, tls: Tls | None = None
 ) -> AsyncGenerator[Head]:
-    """A learner's ranks and RankService, on loopback; all that was started ends with the block."""
-    chosen = policy_config(model, **(policy or {}))
+    """A learner's ranks and RankService; all that was started ends with the block."""
+    chosen = policy_config(model)
     roll, drain = Roll(machine_of(RUN, 0, chosen, config, "head")), asyncio.Event()
     server = rpc.server(token=TOKEN)
     rank_service_pb2_grpc.add_RankServiceServicer_to_server(RankService(roll, drain=drain), server)
     shm = folder / "shm"
     shm.mkdir()
-    meeting = AcrossMachines(roll, HOST, config.rank.processes, config.rank.join_s)
+    meeting = AcrossMachines(roll, host, config.rank.processes, config.rank.join_s)
     ranks = LocalRanks(RUN, chosen, config, folder / "head.log", shm, meeting)
-    async with rpc.serving(server, f"{HOST}:0", grace_s=0.2) as serving:
+    async with rpc.serving(server, f"{host}:0", tls=tls, grace_s=0.2) as serving:
         made = Head(folder, serving.address, roll, ranks, config, chosen, drain)
         try:
             yield made
