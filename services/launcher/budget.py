@@ -79,7 +79,20 @@ def accrue(run: Run, prices: Mapping[str, float], spent: Cost, passed_s: float) 
 
 def estimate(prices: Mapping[str, float], replicas: Mapping[str, int]) -> float:
     """What an hour costs with so many replicas of each service."""
-    return sum(prices.get(service, 0.0) * count for service, count in replicas.items())
+    return sum(by_service(prices, replicas, 1.0).values())
+
+
+def by_service(
+    prices: Mapping[str, float], replicas: Mapping[str, int], hours: float | None
+) -> dict[str, float]:
+    """What so many replicas of each service cost in so many hours; nothing without a bound."""
+    if hours is None:
+        return {}
+    return {
+        service: prices[service] * count * hours
+        for service, count in replicas.items()
+        if prices.get(service)
+    }
 
 
 def check(config: LauncherConfig, prices: Mapping[str, float], accrued: float) -> None:

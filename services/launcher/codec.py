@@ -9,6 +9,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from flotilla.launcher.v1 import run_service_pb2 as run_pb
+from services.launcher import budget
 from services.launcher.books import replica_body
 from services.launcher.ports import Launch, Offer
 from services.launcher.progress import Progress
@@ -90,13 +91,15 @@ def run(stored: StoredRun, folder: Path, *, brief: bool = False) -> run_pb.Run:
         outcome=OUTCOMES[found.outcome if found.state.ended else Outcome.NONE],
         cleanup=CLEANUPS[found.cleanup],
         cleanup_detail=found.cleanup_detail,
-        cost=_cost(found.cost, stored.spec_json),
+        cost=_cost(found.cost, stored.spec_json, stored.prices, found.wanted),
         backend=found.backend,
         unreachable=found.unreachable,
     )
 
 
-def _cost(found: Cost, spec_json: str) -> run_pb.Cost:
+def _cost(
+    found: Cost, spec_json: str, prices: Mapping[str, float], wanted: Mapping[str, int]
+) -> run_pb.Cost:
     limits = json.loads(spec_json).get("launcher", {})
     return run_pb.Cost(
         accrued=found.accrued,
@@ -104,10 +107,11 @@ def _cost(found: Cost, spec_json: str) -> run_pb.Cost:
         max_cost=limits.get("max_cost", 0.0),
         max_hours=limits.get("max_hours", 0.0),
         accrued_by_service=found.by_service,
+        estimated_by_service=budget.by_service(prices, wanted, limits.get("max_hours")),
     )
 
 
-def event(found: Event, spec_json: str) -> run_pb.WatchRunResponse:
+def event(found: Event, stored: StoredRun) -> run_pb.WatchRunResponse:
     response = run_pb.WatchRunResponse(event=found.number, time=timestamp(found.time))
     match found.kind:
         case "state":
@@ -115,7 +119,9 @@ def event(found: Event, spec_json: str) -> run_pb.WatchRunResponse:
         case "replica":
             response.replica.CopyFrom(replica(found.body))
         case "cost":
-            response.cost.CopyFrom(_cost(Cost(**found.body), spec_json))
+            response.cost.CopyFrom(
+                _cost(Cost(**found.body), stored.spec_json, stored.prices, stored.run.wanted)
+            )
         case "progress":
             response.progress.CopyFrom(run_pb.Progress(**found.body))
         case _:

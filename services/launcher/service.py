@@ -74,14 +74,14 @@ class RunService(run_service_pb2_grpc.RunServiceServicer):
     ) -> AsyncIterator[run_service_pb2.WatchRunResponse]:
         deadline = time.monotonic() + self._stream_age_s
         last = request.after_event
-        spec_json = self._launcher.get(request.run_id).spec_json
         while True:
+            stored = self._launcher.get(request.run_id)
             supervisor = self._launcher.active(request.run_id)
             change = supervisor.changed.next if supervisor else None
             events = self._launcher.store.events(request.run_id, last, _EVENTS_PER_READ)
             for event in events:
                 last = event.number
-                yield codec.event(event, spec_json)
+                yield codec.event(event, stored)
             if events:
                 continue
             if change is None:

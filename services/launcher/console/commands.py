@@ -1,6 +1,7 @@
 """`flotilla status`, `logs`, `scale` and `stop`."""
 
 import asyncio
+import json
 import time
 from collections.abc import Coroutine
 from datetime import UTC, datetime
@@ -14,14 +15,14 @@ from rich.table import Table
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common import rpc
-from services.launcher import address_file
+from services.launcher import address_file, budget
 from services.launcher.console.board import duration_text, raised
 from services.launcher.console.connection import Connection, LauncherError, connected
 from services.launcher.console.interrupts import InterruptedByUserError, Interrupts
 from services.launcher.console.report import ALARMS_FILE
 from services.launcher.console.views import numbers
 from services.launcher.logs import read, sources, tail_position
-from services.launcher.runs import Cleanup, Run
+from services.launcher.runs import Cleanup
 from services.launcher.store import Store, StoredRun
 
 _OK, _FAILED, _INTERRUPTED = 0, 1, 130
@@ -221,11 +222,16 @@ def _all_runs(ledger: list[StoredRun]) -> Table:
     return table
 
 
-def _ending(run: Run) -> str:
-    """Where it runs, what it cost, and how it and its machines ended."""
+def _ending(stored: StoredRun) -> str:
+    """Where it runs, what it cost and may yet cost, and how it and its machines ended."""
+    run = stored.run
     words = [f"backend {run.backend}"]
     if run.cost.accrued or run.cost.per_hour:
         words.append(f"cost ${run.cost.accrued:,.2f} (${run.cost.per_hour:,.2f}/h)")
+        config = json.loads(stored.spec_json).get("launcher", {})
+        hours = None if run.state.ended else config.get("max_hours")
+        if parts := budget.by_service(stored.prices, run.wanted, hours):
+            words.append(f"estimated ${sum(parts.values()):,.2f} by max_hours")
     if run.outcome:
         words.append(f"outcome {run.outcome}")
     if run.cleanup is not Cleanup.PENDING:
@@ -241,7 +247,7 @@ def _print_run(stored: StoredRun, runs: Path, console: Console) -> None:
     for said in (run.error, run.unreachable and f"the backend cannot be asked: {run.unreachable}"):
         if said:
             console.print(said, markup=False, highlight=False)
-    console.print(_ending(run), markup=False, highlight=False, soft_wrap=True)
+    console.print(_ending(stored), markup=False, highlight=False, soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     for heading in ("SERVICE", "STATE", "PHASE", "ADDRESS", "RESTARTS", "PID"):
         table.add_column(heading)

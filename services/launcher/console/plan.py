@@ -1,14 +1,15 @@
 """`flotilla plan`: what a spec would start, where, and for how much; nothing is started."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from services.common.config import canonical_json, load_spec
 from services.common.errors import ConfigError
-from services.launcher import preflight
+from services.launcher import budget, preflight
 from services.launcher.adapters.sky_prices import prices
+from services.launcher.config import LauncherConfig
 from services.launcher.plan import BadSpecError, Plan, log_path, read_spec
 from services.launcher.ports import BackendError, Launch
 from services.launcher.runs import ROLLOUT, SERVICES, Key
@@ -84,15 +85,19 @@ def _print_services(read: Plan, runs: Path) -> None:
     sky = read.config.sky
     kind = "one managed Job Group" if sky.mode == "group" else "a cluster per replica"
     print(f"{read.name}: {kind}; network {sky.network}")
-    total, known = 0.0, True
+    prices: dict[str, float] = {}
+    known = True
     for service, count in read.config.replicas().items():
         launch = _launch(read, runs, (service, 0))
         offer = _offerer().offer(launch, runs / read.name / FOLDER)
         print(f"  {service} x {count}: {offer.resources}; {_dollars(offer.dollars_per_hour)} each")
-        total += count * (offer.dollars_per_hour or 0.0)
+        prices[service] = offer.dollars_per_hour or 0.0
         known = known and offer.dollars_per_hour is not None
+    total = budget.estimate(prices, read.config.replicas())
     beyond = "" if known else ", and what is not known" if total else ""
     print(f"  in total: {_dollars(total if total or known else None)}{beyond}")
+    for line in _limits(read.config, prices, total):
+        print(f"  {line}")
     for warning in offers.warnings(read.config):
         print(f"warning: {warning}")
     if read.config.backend != "sky":
@@ -100,6 +105,20 @@ def _print_services(read: Plan, runs: Path) -> None:
             'note: launcher.backend is "local": flotilla train starts this on this machine;'
             " --launcher.backend=sky starts it on those"
         )
+
+
+def _limits(config: LauncherConfig, prices: Mapping[str, float], total: float) -> Iterator[str]:
+    """What the run may come to, where something is known of its price."""
+    if not total:
+        return
+    parts = budget.by_service(prices, config.replicas(), config.max_hours)
+    if parts:
+        each = ", ".join(f"{service} ${dollars:,.2f}" for service, dollars in parts.items())
+        whole = f"${sum(parts.values()):,.2f}"
+        yield f"in launcher.max_hours, {config.max_hours:g} h: {whole} ({each})"
+    if config.max_cost is not None:
+        hours = config.max_cost / total
+        yield f"launcher.max_cost, ${config.max_cost:,.2f}, is reached in {hours:.1f} h"
 
 
 def _offerer() -> offers.Offerer:

@@ -45,10 +45,15 @@ async def test_a_run_says_what_it_has_cost_and_watchers_and_the_learner_hear_it(
     tmp_path: Path,
 ) -> None:
     async with serving(tmp_path, DearBackend(tmp_path), hooks=HOOKS) as served:
-        wish = spec(learner={"steps": 20, "step_s": 0.1}, launcher={"max_cost": 20_000.0})
+        wish = spec(
+            learner={"steps": 20, "step_s": 0.1}, launcher={"max_cost": 20_000.0, "max_hours": 2.0}
+        )
         run_id = await served.start(wish)
         running = pb.RUN_STATE_RUNNING
         await served.until(run_id, lambda run: run.state == running and run.cost.accrued > 0.1)
+        cost = (await served.get(run_id)).cost
+        each = 2 * DOLLARS_PER_HOUR
+        assert cost.estimated_by_service == dict.fromkeys(cost.accrued_by_service, each)
         supervisor = served.launcher.active(run_id)
         assert supervisor is not None
         (learner,) = [m for m in supervisor.roster.peers("learner")]

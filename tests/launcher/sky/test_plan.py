@@ -62,12 +62,15 @@ def test_a_plan_says_machines_and_prices_offline(
     gpu = '[{infra = "lambda", accelerators = "H100:1"}]'
     changes = [f"--launcher.sky.{service}.any_of={gpu}" for service in ("learner", "rollout")]
     changes += ['--launcher.sky.env_gateway.any_of=[{infra = "lambda", cpus = "4+"}]']
+    changes += ["--launcher.max_hours=10.0", "--launcher.max_cost=23.9"]
     spec = Path("deploy/runs/local.toml")
     assert command.plan(spec, _RUNS, changes, tmp_path / "out", one_machine=False) == 0
     printed = capsys.readouterr().out
     assert "learner x 1: lambda H100:1 ($2.29/h); $2.29/h each" in printed
     assert "in total: $4.78/h" in printed
-    assert "warning: launcher.max_cost is not set" in printed
+    assert "in launcher.max_hours, 10 h: $47.80 (env_gateway $2.00, learner $22.90" in printed
+    assert "launcher.max_cost, $23.90, is reached in 5.0 h" in printed
+    assert "warning" not in printed
     written = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert written == ["local-group.yaml", "local-rollout.yaml"]
     assert "sky" not in {name.partition(".")[0] for name in sys.modules}

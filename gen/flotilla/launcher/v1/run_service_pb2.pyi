@@ -399,11 +399,28 @@ class Cost(google.protobuf.message.Message):
         ) -> None: ...
         def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
 
+    @typing.final
+    class EstimatedByServiceEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.float
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.float = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     ACCRUED_FIELD_NUMBER: builtins.int
     PER_HOUR_FIELD_NUMBER: builtins.int
     MAX_COST_FIELD_NUMBER: builtins.int
     MAX_HOURS_FIELD_NUMBER: builtins.int
     ACCRUED_BY_SERVICE_FIELD_NUMBER: builtins.int
+    ESTIMATED_BY_SERVICE_FIELD_NUMBER: builtins.int
     accrued: builtins.float
     per_hour: builtins.float
     max_cost: builtins.float
@@ -411,6 +428,12 @@ class Cost(google.protobuf.message.Message):
     max_hours: builtins.float
     @property
     def accrued_by_service(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]: ...
+    @property
+    def estimated_by_service(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
+        """What each comes to by `max_hours`, with as many replicas as are wanted now;
+        empty without that limit.
+        """
+
     def __init__(
         self,
         *,
@@ -419,8 +442,9 @@ class Cost(google.protobuf.message.Message):
         max_cost: builtins.float = ...,
         max_hours: builtins.float = ...,
         accrued_by_service: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
+        estimated_by_service: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["accrued", b"accrued", "accrued_by_service", b"accrued_by_service", "max_cost", b"max_cost", "max_hours", b"max_hours", "per_hour", b"per_hour"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["accrued", b"accrued", "accrued_by_service", b"accrued_by_service", "estimated_by_service", b"estimated_by_service", "max_cost", b"max_cost", "max_hours", b"max_hours", "per_hour", b"per_hour"]) -> None: ...
 
 global___Cost = Cost
 
