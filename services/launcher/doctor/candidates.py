@@ -1,9 +1,12 @@
-"""How large the machines are that a spec asks SkyPilot for, as far as it says so. Pure."""
+"""How large the machines are that a spec asks SkyPilot for, as far as it or SkyPilot's catalog says
+so."""
 
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from services.launcher.sky.prices import Catalog
 from services.launcher.sky_config import Machine, Machines
 
 _GIB = 2**30
@@ -47,12 +50,15 @@ class Room:
     sized: bool
 
 
-def rooms(machines: Machines) -> Iterator[Room]:
+def rooms(machines: Machines, home: Path) -> Iterator[Room]:
+    """`home` is SkyPilot's folder: its catalog knows the memory of candidates that name none."""
+    catalog = Catalog(home)
     for machine in machines.candidates:
-        yield _room(machine)
+        yield _room(machine, catalog)
 
 
-def _room(machine: Machine) -> Room:
+def _room(machine: Machine, catalog: Catalog) -> Room:
+    memory = float(_digits(machine.memory)) or catalog.memory(machine) or 0.0
     kind, _, count = (machine.accelerators or "").partition(":")
     words = (machine.infra, machine.accelerators, machine.memory and f"{machine.memory} GiB")
     # Slurm and Kubernetes may have their GPUs in a partition or a pod, and name none.
@@ -60,7 +66,7 @@ def _room(machine: Machine) -> Room:
     return Room(
         name=" ".join(word for word in words if word) or "any machine",
         # `64+`: at least so many, so that is all to count on.
-        memory=int(float(_digits(machine.memory)) * _GIB),
+        memory=int(memory * _GIB),
         gpus=int(float(count or 1)) if kind else 0,
         gpu_memory=gpu_bytes(kind),
         disk=(machine.disk_size or _DISK_GB) * 10**9,

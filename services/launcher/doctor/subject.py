@@ -40,6 +40,11 @@ class Subject:
     def backend(self) -> str:
         return self.plan.config.backend
 
+    @property
+    def sky_home(self) -> Path:
+        """Where SkyPilot keeps its catalog on this machine."""
+        return Path(self.environ.get("HOME", "/nonexistent")) / ".sky"
+
     def section(self, service: str) -> Mapping[str, Any]:
         """Raises NotApplicableError where it is not known."""
         if service not in self.sections:

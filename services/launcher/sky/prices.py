@@ -26,17 +26,24 @@ class Catalog:
 
     def price(self, machine: Machine) -> float | None:
         """$/h of one machine; None where the catalog shows none that fits."""
-        cloud, region = cloud_of(machine), _region(machine)
-        if cloud == "slurm":
+        if cloud_of(machine) == "slurm":
             return self._slurm(machine)
-        prices = [
-            price
-            for row in self._rows(cloud)
-            if (not region or row.get("Region") == region) and _fits(row, machine)
-            if (price := _number(row, "SpotPrice" if machine.use_spot else "Price")) is not None
-        ]
-        affordable = [p for p in prices if p <= (machine.max_hourly_cost or float("inf"))]
-        return min(affordable, default=None)
+        return min((price for price, _ in self._offered(machine)), default=None)
+
+    def memory(self, machine: Machine) -> float | None:
+        """GiB of the cheapest machine that fits, the smallest of them; None where none is known."""
+        offered = [(price, _number(row, "MemoryGiB")) for price, row in self._offered(machine)]
+        return min(((p, gib) for p, gib in offered if gib is not None), default=(0, None))[1]
+
+    def _offered(self, machine: Machine) -> Iterator[tuple[float, Mapping[str, str]]]:
+        """Machines of the catalog that fit and are not too dear, with their prices."""
+        region, most = _region(machine), machine.max_hourly_cost or float("inf")
+        for row in self._rows(cloud_of(machine)):
+            if region not in ("", row.get("Region")) or not _fits(row, machine):
+                continue
+            price = _number(row, "SpotPrice" if machine.use_spot else "Price")
+            if price is not None and price <= most:
+                yield price, row
 
     def _rows(self, cloud: str) -> Iterator[Mapping[str, str]]:
         folder = self.home / "catalogs" / CATALOG_VERSION

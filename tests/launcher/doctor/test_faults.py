@@ -4,6 +4,7 @@ import json
 import shutil
 import socket
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,3 +145,20 @@ async def test_candidates_whose_gpus_are_too_small_are_named_with_both_figures(
         "tensor_parallel",
     )
     says(await probed("memory", rented(policy, tasks, tmp_path, "H200:1", "L4:1")), Status.OK)
+
+
+async def test_a_machine_whose_memory_the_catalog_knows_to_be_too_little_is_named(
+    policy: Path, tasks: Path, tmp_path: Path
+) -> None:
+    about = rented(policy, tasks, tmp_path, "H200:1", "L4:1")
+    offloaded = {**about.plan.spec["learner"]["rank"], "offload_optimizer": True}
+    about.plan.spec["learner"]["rank"] = offloaded
+    says(await probed("memory", about), Status.OK)
+    catalog = tmp_path / ".sky/catalogs/v8/lambda"
+    catalog.mkdir(parents=True)
+    header = "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region"
+    rows = ("small,H200,1.0,8.0,64.0,3.5,here", "large,H200,1.0,8.0,512.0,4.5,here")
+    (catalog / "vms.csv").write_text("\n".join([header, *rows, ""]))
+    here = replace(about, environ={**about.environ, "HOME": str(tmp_path)})
+    said = await probed("memory", here)
+    says(said, Status.FAIL, "learner: lambda H200:1 has 64.0 GiB of memory for", "larger machine")
