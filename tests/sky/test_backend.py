@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from services.launcher.adapters.probes_sky import probe
 from services.launcher.adapters.sky_backend import SkyBackend
 from services.launcher.adapters.sky_client import SkyClient
 from services.launcher.config import LauncherConfig
+from services.launcher.doctor.results import Status
 from services.launcher.ports import BackendError, Launch
 from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT, Exit, Key
 from services.launcher.sky import names
@@ -124,6 +126,14 @@ async def test_a_machine_that_nobody_has_at_any_time_is_a_wrong_wish(
     with pytest.raises(BackendError, match="does not contain any instances") as caught:
         await backend.start(launch)
     assert type(caught.value) is BackendError
+
+
+def test_the_doctor_hears_from_skypilot_which_clouds_it_may_use(sky_session: SkySession) -> None:
+    [slurm] = probe({"wanted": {"learner": ["slurm/mini/gpu"], "rollout": ["lambda"]}})
+    assert (slurm.status, slurm.detail) == (Status.OK, "enabled: lambda, slurm")
+    [aws] = probe({"wanted": {"learner": ["slurm/mini/gpu"], "rollout": ["aws"]}})
+    assert aws.status is Status.FAIL
+    assert "rollout: not enabled: aws" in aws.detail
 
 
 async def _cleaned(backend: SkyBackend, run_id: str) -> None:

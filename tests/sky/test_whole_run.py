@@ -1,0 +1,170 @@
+"""A whole run, from StartRun to the proof that nothing is left: the real launcher, SkyPilot, Slurm
+nodes, watchers and services, under TLS. Only these are not what a rented machine would have:
+
+- The rollouts that scale and die play a script in place of vLLM, and compute logprobs from the
+  weights that they were sent: one vLLM takes a minute of both cores to start, and those tests start
+  four engines on five nodes that have the same two cores.
+- vLLM itself serves the run of one rollout that ends by itself.
+
+The tests of one run build upon each other, in the order of this file.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+import pytest_asyncio
+
+from flotilla.launcher.v1 import run_service_pb2 as pb
+from services.common.tls import Tls, channel_credentials
+from services.launcher import identity
+from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT, SERVICES
+from tests.contract.everything import of_service, refusals
+from tests.sky.session import SkySession
+from tests.sky.whole_run import UP_S, Site, WholeRun, launched, materials, spec, started
+
+pytestmark = [
+    pytest.mark.sky,
+    pytest.mark.timeout(1500),
+    pytest.mark.asyncio(loop_scope="module"),
+    # SkyPilot uses what its own dependencies deprecate.
+    pytest.mark.filterwarnings("ignore"),
+]
+MODULES = {
+    GATEWAY: "services.env_gateway",
+    LEARNER: "services.learner",
+    ROLLOUT: "tests.faults.rollout_with_small_engine",
+}
+RPCS = {
+    GATEWAY: of_service("EpisodeService"),
+    LEARNER: of_service("GroupService", "PolicyService"),
+    ROLLOUT: of_service("RolloutService"),
+}
+# By how it differs from the run of the other tests. vLLM has weights to load and graphs to compile.
+SMALL: dict[str, Any] = {}
+VLLM: dict[str, Any] = {
+    "max_generate_length": 16,
+    "engine": {"kind": "vllm", "device": "cpu", "max_num_seqs": 4},
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site(
+    sky_session: SkySession, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[Site]:
+    folder = tmp_path_factory.mktemp("whole")
+    with materials(sky_session) as made:
+        async with launched(sky_session, folder, made) as served:
+            yield served
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def whole(site: Site) -> WholeRun:
+    return await started(site, spec(site))
+
+
+async def test_replicas_on_nodes_of_their_own_train_under_tls(whole: WholeRun) -> None:
+    nodes = {service: await whole.serving(service) for service in SERVICES}
+    assert whole.working().keys() == set(nodes.values())
+    assert len(set(nodes.values())) == len(SERVICES)
+    for service, node in nodes.items():
+        assert {"services.launcher.unit", MODULES[service]} <= set(whole.working()[node])
+    await whole.until(lambda _: whole.steps() >= 2)
+    for replica in (await whole.get()).replicas:
+        await check_refuses_strangers(whole, replica.service, replica.address)
+
+
+async def check_refuses_strangers(run: WholeRun, service: str, address: str) -> None:
+    """Whoever lacks the run's certificate or its token, at every rpc."""
+    member = identity.load_run(run.runs, run.run_id)
+    assert member is not None
+    of_another = identity.mint_run(run.run_id).tls(ROLLOUT)
+    for opened, token, code in (
+        (grpc.aio.insecure_channel(address), member.token, grpc.StatusCode.UNAVAILABLE),
+        (dial(address, service, of_another), member.token, grpc.StatusCode.UNAVAILABLE),
+        (dial(address, service, member.tls(ROLLOUT)), "other", grpc.StatusCode.UNAUTHENTICATED),
+    ):
+        async with opened as channel:
+            codes = await refusals(channel, RPCS[service], token=token)
+        assert codes == dict.fromkeys((each.path for each in RPCS[service]), code)
+
+
+def dial(address: str, service: str, shown: Tls) -> grpc.aio.Channel:
+    options = [
+        ("grpc.ssl_target_name_override", shown.name_of(service)),
+        # Else it would share the connection of another who may come in.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+    return grpc.aio.secure_channel(address, channel_credentials(shown), options=options)
+
+
+async def test_a_second_rollout_takes_part_and_leaves_again(whole: WholeRun) -> None:
+    await whole.serving(ROLLOUT)
+    await whole.scale(2)
+    node = await whole.serving(ROLLOUT, 1)
+    assert MODULES[ROLLOUT] in whole.working()[node]
+    await whole.until(lambda _: "rollout-1" in {worker for worker, _ in whole.trained_by()})
+    # At once: SkyPilot may not yet have said that it has started.
+    await whole.scale(1)
+    await whole.until(lambda _: "the service ended" in whole.log("rollout-1"))
+    await whole.until(lambda run: whole.replica(run, ROLLOUT, 1).state == "stopped", UP_S)
+    await whole.until(lambda _: node not in whole.working() and len(whole.allocations()) == 3)
+    done = whole.steps()
+    await whole.until(lambda _: whole.steps() >= done + 2)
+
+
+async def test_a_rollout_whose_node_dies_comes_back_on_another(whole: WholeRun) -> None:
+    node, box = await whole.serving(ROLLOUT), whole.session.box
+    before = whole.trained_by()
+    box.kill_node(node)
+    assert node not in whole.working()
+    await whole.until(lambda _: bool(_rollouts(whole) - before), UP_S)
+    box.revive_node(node)
+    assert await whole.serving(ROLLOUT) != node
+    run = await whole.get()
+    assert [whole.replica(run, each, 0).restarts for each in (LEARNER, GATEWAY)] == [0, 0]
+    assert whole.log("learner-0").count('"event": "serving"') == 1, "it was not disturbed"
+
+
+def _rollouts(run: WholeRun) -> set[tuple[str, str]]:
+    return {each for each in run.trained_by() if each[0] == "rollout-0"}
+
+
+async def test_a_stopped_run_leaves_nothing(whole: WholeRun) -> None:
+    await whole.serving(LEARNER)
+    ended = await whole.stop()
+    assert (ended.state, ended.outcome) == (pb.RUN_STATE_STOPPED, pb.OUTCOME_STOPPED)
+    await check_gone(whole, ended)
+    assert "the service ended" in whole.log("learner-0"), "it was not drained"
+
+
+async def check_gone(run: WholeRun, ended: pb.Run) -> None:
+    assert ended.cleanup == pb.CLEANUP_VERIFIED, ended.cleanup_detail
+    # SkyPilot has asked Slurm to end them, and Slurm leaves them some seconds.
+    for _ in range(30):
+        if not run.allocations() and not run.working():
+            break
+        await asyncio.sleep(1.0)
+    assert (run.allocations(), run.working()) == ([], {})
+    assert run.nodes() == {"idle"}
+    assert identity.load_run(run.runs, run.run_id) is None
+
+
+@pytest.mark.parametrize(("mode", "rollout"), [("group", VLLM), ("cluster", SMALL)])
+async def test_a_run_that_has_all_its_steps_leaves_nothing(
+    site: Site, mode: str, rollout: dict[str, Any]
+) -> None:
+    wish = spec(site, mode)
+    wish["learner"]["steps"] = 2
+    wish["rollout"] |= rollout
+    if rollout:
+        wish["launcher"]["modules"] = {}
+    run = await started(site, wish)
+    ended = await run.ended()
+    assert ended.outcome == pb.OUTCOME_COMPLETED
+    await check_gone(run, ended)
+    assert run.log("learner-0").count('"event": "step"') == 2
+    assert ("vLLM" in run.log("rollout-0")) == bool(rollout)

@@ -1,0 +1,262 @@
+"""A whole run on the box: the real launcher, a client of it, and what the box shows of the run."""
+
+import asyncio
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flotilla.launcher.v1 import run_service_pb2 as pb
+from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
+from services.common import rpc
+from services.launcher import address_file
+from services.launcher.identity import LAUNCHER
+from services.learner.journal.store import FILE_NAME
+from tests.faults import harness
+from tests.sky.box.layout import LOGIN, ROOT, SERVICES_PYTHON
+from tests.sky.box.namespaces import processes_in
+from tests.sky.session import SkySession
+
+if TYPE_CHECKING:
+    from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceAsyncStub
+
+ENDED = (pb.RUN_STATE_COMPLETED, pb.RUN_STATE_FAILED, pb.RUN_STATE_STOPPED)
+# SkyPilot takes two minutes for a group on idle cores, and four times as long on busy ones.
+UP_S = 600.0
+_NAME = "whole"
+# All that a node has, as far as Slurm knows: it is shared with nobody.
+_NODE = {"cpus": "4", "memory": "4"}
+_GPU = {"infra": "slurm/mini/gpu", "accelerators": "H100:1", **_NODE}
+_CPU = {"infra": "slurm/mini/cpu", **_NODE}
+_POLL_S = 0.5
+_CLOSE_S = 300.0
+# Attempts in committed steps, by the process that they were leased to.
+_TRAINED_BY = """
+SELECT DISTINCT leases.worker_id, leases.incarnation FROM plans, json_each(plans.attempts)
+JOIN leases ON leases.group_id = json_extract(json_each.value, '$[0]')
+WHERE NOT EXISTS (
+  SELECT 1 FROM leases other
+  WHERE other.group_id = leases.group_id AND other.incarnation != leases.incarnation)
+"""
+
+
+@contextmanager
+def materials(session: SkySession) -> Generator[Path]:
+    """A folder with `policy` and `tasks.json` that all nodes can read."""
+    folder = session.layout.shared / _NAME
+    shutil.rmtree(folder, ignore_errors=True)
+    command = (str(SERVICES_PYTHON), "-m", "tests.sky.materials", str(folder))
+    variables = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'gen'}"}
+    subprocess.run(command, cwd=ROOT, env=variables, check=True, timeout=120)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A launcher that serves on the login host, and what its runs are made of."""
+
+    session: SkySession
+    runs: Path
+    made: Path
+    stub: "RunServiceAsyncStub"
+
+
+def spec(site: Site, mode: str = "group") -> dict[str, Any]:
+    """A run that goes on until it is stopped, with a node for each replica."""
+    wish = harness.spec(
+        site.made / "policy", site.made / "tasks.json", steps=100_000, lease_ttl_s=30.0
+    )
+    wish["name"] = _NAME
+    wish["env_gateway"]["lease_ttl_s"] = 60.0
+    # All nodes have the same two cores.
+    wish["rollout"]["max_attempts"] = 4
+    del wish["learner"]["eval"]
+    wish["launcher"] |= {
+        "backend": "sky",
+        "max_hours": 0.75,
+        "drain_s": 60.0,
+        "heartbeat_interval_s": 0.5,
+        "sky": {
+            "mode": mode,
+            "advertise": site.session.layout.address(LOGIN),
+            "setup": "true",
+            "python": str(SERVICES_PYTHON),
+            "commit": "HEAD",
+            "secrets": ["FLOTILLA_TEST_TASKS", "OMP_NUM_THREADS"],
+            "provision": {"timeout_s": UP_S, "backoff_s": 5.0},
+            "learner": {"ordered": [_GPU]},
+            "env_gateway": {"ordered": [_CPU]},
+            "rollout": {"ordered": [_GPU]},
+        },
+    }
+    return wish
+
+
+@asynccontextmanager
+async def launched(session: SkySession, folder: Path, made: Path) -> AsyncGenerator[Site]:
+    """The real launcher, and a client of its RunService, for as long as the block runs."""
+    runs = folder / "runs"
+    runs.mkdir()
+    variables = {
+        **os.environ,
+        "FLOTILLA_TEST_TASKS": str(made / "tasks.json"),
+        "OMP_NUM_THREADS": "1",
+    }
+    listen = f"{session.layout.address(LOGIN)}:0"
+    with (folder / "launcher.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "services.launcher", "--runs", str(runs), "--listen", listen),
+            cwd=ROOT,
+            env=variables,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        while (address := address_file.read(runs)) is None:
+            assert process.returncode is None, (folder / "launcher.log").read_text()
+            await asyncio.sleep(_POLL_S)
+        async with rpc.channel(
+            address.address, token=address.token, tls=address.tls, peer=LAUNCHER
+        ) as channel:
+            stub: Any = RunServiceStub(channel)
+            yield Site(session, runs, made, stub)
+    finally:
+        # It stops its runs before it ends.
+        if process.returncode is None:
+            process.terminate()
+        await asyncio.wait_for(process.wait(), _CLOSE_S)
+
+
+async def started(site: Site, wish: dict[str, Any]) -> "WholeRun":
+    request = pb.StartRunRequest(request_id=uuid.uuid4().hex, spec_json=json.dumps(wish))
+    return WholeRun(site, (await site.stub.StartRun(request)).run_id)
+
+
+class WholeRun:
+    """A run as its client sees it, and as the box shows it."""
+
+    def __init__(self, site: Site, run_id: str) -> None:
+        self.run_id = run_id
+        self.runs = site.runs
+        self.session = site.session
+        self._stub = site.stub
+
+    async def get(self) -> pb.Run:
+        return (await self._stub.GetRun(pb.GetRunRequest(run_id=self.run_id))).run
+
+    async def scale(self, replicas: int) -> None:
+        request = pb.ScaleServiceRequest(run_id=self.run_id, service="rollout", replicas=replicas)
+        await self._stub.ScaleService(request)
+
+    @staticmethod
+    def replica(run: pb.Run, service: str, index: int) -> pb.ServiceReplica:
+        """An empty one where there is none."""
+        wanted = (service, index)
+        found = (each for each in run.replicas if (each.service, each.replica) == wanted)
+        return next(found, pb.ServiceReplica())
+
+    async def ended(self) -> pb.Run:
+        """The run once it has ended by itself."""
+        deadline = time.monotonic() + 2 * UP_S
+        while (run := await self.get()).state not in ENDED:
+            assert time.monotonic() < deadline, self._explained(run)
+            await asyncio.sleep(_POLL_S)
+        assert run.state == pb.RUN_STATE_COMPLETED, self._explained(run)
+        return run
+
+    async def stop(self) -> pb.Run:
+        """As Ctrl-C does; the run as it has ended."""
+        await self._stub.StopRun(pb.StopRunRequest(run_id=self.run_id), timeout=UP_S)
+        return await self.get()
+
+    async def serving(self, service: str, index: int = 0) -> str:
+        """The node of a replica, once it serves there."""
+
+        def served(run: pb.Run) -> bool:
+            return self.replica(run, service, index).state == "running"
+
+        run = await self.until(served, UP_S)
+        return self._node(self.replica(run, service, index).address)
+
+    def _node(self, address: str) -> str:
+        layout, host = self.session.layout, address.rpartition(":")[0]
+        return next(node for node in layout.nodes if layout.address(node) == host)
+
+    async def until(self, reached: Callable[[pb.Run], bool], limit_s: float = 120.0) -> pb.Run:
+        """Poll until the run, which has not ended, is as wished."""
+        deadline = time.monotonic() + limit_s
+        while not reached(run := await self.get()):
+            assert run.state not in ENDED, self._explained(run)
+            assert time.monotonic() < deadline, f"waited {limit_s} s; {self._explained(run)}"
+            await asyncio.sleep(_POLL_S)
+        return run
+
+    def _explained(self, run: pb.Run) -> str:
+        run.ClearField("spec_json")
+        run.ClearField("metrics")
+        files = [self.runs.with_name("launcher.log"), *self._logs().glob("*.log")]
+        return "\n".join([str(run), *(f"{f.name}: {f.read_text()[-3000:]}" for f in files)])
+
+    def _logs(self) -> Path:
+        return self.runs / self.run_id / "logs"
+
+    def log(self, replica: str) -> str:
+        """What the launcher has of a replica's log."""
+        return (self._logs() / f"{replica}.log").read_text()
+
+    def steps(self) -> int:
+        """Steps whose plans are committed."""
+        return max((int(step) for (step,) in self._query("SELECT step FROM plans")), default=0)
+
+    def trained_by(self) -> set[tuple[str, str]]:
+        """Replica and process, for all whose trajectories are in committed steps."""
+        return set(self._query(_TRAINED_BY))
+
+    def _query(self, sql: str) -> list[Any]:
+        """Rows of the journal on the learner's node; none before there is one."""
+        [*_, path] = [None, *self.session.layout.home.rglob(f"runs/{self.run_id}/{FILE_NAME}")]
+        if path is None:
+            return []
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+            try:
+                return db.execute(sql).fetchall()
+            except sqlite3.OperationalError:
+                # The learner is just making its tables.
+                return []
+
+    def allocations(self) -> list[str]:
+        """What Slurm itself says is running: the oracle."""
+        return self.session.box.jobs()
+
+    def nodes(self) -> set[str]:
+        """The states that Slurm's nodes are in."""
+        return set(self.session.box.slurm("sinfo", "--noheader", "--Node", "--format=%t").split())
+
+    def working(self) -> dict[str, list[str]]:
+        """By node, the services that run there."""
+        found = {node: _services(self.session, node) for node in self.session.layout.nodes}
+        return {node: services for node, services in found.items() if services}
+
+
+def _services(session: SkySession, node: str) -> list[str]:
+    commands = (_command(pid) for pid in processes_in([session.layout.namespace(node)]))
+    modules = {words[words.index("-m") + 1] for words in commands if "-m" in words[:-1]}
+    return sorted(name for name in modules if name.split(".")[0] in ("services", "tests"))
+
+
+def _command(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
