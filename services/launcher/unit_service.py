@@ -1,6 +1,8 @@
 """The part of RegistryService that watchers on other machines call."""
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from grpc import StatusCode
 
@@ -48,7 +50,7 @@ class Spools:
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
-        self._open: dict[tuple[str, runs.Key], Spool] = {}
+        self._open: dict[Path, Spool] = {}
 
     def push(self, request: registry_pb.PushLogsRequest) -> registry_pb.PushLogsResponse:
         """Append a piece; what it has twice is skipped. A run's last words come after its end."""
@@ -58,7 +60,7 @@ class Spools:
         if request.position < 0:
             message = f"position {request.position}: 0 is where an incarnation begins"
             raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_LOG", message)
-        spool = self._spool(request.run_id, (request.service, request.replica), request.node)
+        spool = self._spool(request)
         try:
             position = spool.append(request.incarnation, request.position, request.chunk)
         except GapError as error:
@@ -66,14 +68,25 @@ class Spools:
             raise refuse(StatusCode.FAILED_PRECONDITION, "LOG_GAP", str(error), facts) from error
         return registry_pb.PushLogsResponse(position=position)
 
-    def _spool(self, run_id: str, key: runs.Key, node: int) -> Spool:
-        speaker = node_key(key, node)
-        spool = self._open.get((run_id, speaker))
+    def _spool(self, request: registry_pb.PushLogsRequest) -> Spool:
+        run_dir, service = self._launcher.folder / request.run_id, request.service
+        path = log_path(run_dir, node_key((service, request.replica), request.node))
+        if request.beside:
+            path = path.with_name(f"{_beside(request)}.log")
+        spool = self._open.get(path)
         if spool is None:
-            stored = self._launcher.get(run_id)
-            if key[0] not in stored.run.wanted:
-                message = f"run {run_id} has no service {key[0]!r}"
+            stored = self._launcher.get(request.run_id)
+            if service not in stored.run.wanted:
+                message = f"run {request.run_id} has no service {service!r}"
                 raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_LOG", message)
-            spool = Spool(log_path(self._launcher.folder / run_id, speaker))
-            self._open[(run_id, speaker)] = spool
+            spool = self._open[path] = Spool(path)
         return spool
+
+
+def _beside(request: registry_pb.PushLogsRequest) -> str:
+    """The name of a file: no way out of the folder, and no replica's or machine's own log."""
+    service, name = request.service, request.beside
+    if not re.fullmatch(rf"{re.escape(service)}-(?!node-)[a-z][a-z0-9-]*", name):
+        message = f"beside {name!r}: say {service}-NAME, with a name of a-z, 0-9 and -"
+        raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_LOG", message)
+    return name

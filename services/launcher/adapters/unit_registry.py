@@ -63,10 +63,10 @@ class UnitRegistry:
         command = commands.get(response.command, Command.NONE)
         return Answer(command, seconds(response.lease), response.begun)
 
-    async def push(self, incarnation: str, position: int, chunk: bytes) -> int:
+    async def push(self, incarnation: str, position: int, chunk: bytes, beside: str = "") -> int:
         """See `ports.Launcher`."""
         request = registry_pb.PushLogsRequest(
-            **self._who(incarnation), position=position, chunk=chunk
+            **self._who(incarnation), position=position, chunk=chunk, beside=beside
         )
         try:
             response = await self._stub.PushLogs(request, timeout=_PUSH_TIMEOUT_S)

@@ -28,7 +28,7 @@ from services.launcher.unit.arguments import Arguments, parse_arguments
 from services.launcher.unit.guard import guarded
 from services.launcher.unit.handover import Handover, handed_over
 from services.launcher.unit.notices import AnyNotices, FileNotices
-from services.launcher.unit.outbox import Outbox
+from services.launcher.unit.outbox import Beside, Outbox
 from services.launcher.unit.ports import Notices
 from services.launcher.unit.run_folder import RunFolder
 from services.launcher.unit.watch import Cause, Watch
@@ -99,7 +99,8 @@ async def _watcher(wish: Wish, secrets: Handover) -> AsyncGenerator[Watcher]:
         await stack.enter_async_context(channel)
         sender = Sender(given.run_id, given.key, incarnation, given.node)
         launcher = UnitRegistry(channel, sender)
-        outbox = Outbox(launcher, wish.folder, given.label, incarnation)
+        beside = given.run_dir / "logs", given.key[0]
+        outbox = Outbox(launcher, wish.folder, given.label, incarnation, Beside(*beside))
         launch = Launch(
             run_id=given.run_id,
             key=given.here,

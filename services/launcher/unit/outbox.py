@@ -5,7 +5,9 @@ this machine could not bring is brought first, under its incarnation.
 """
 
 import asyncio
+import socket
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from services.common import log
@@ -18,11 +20,32 @@ _AWAY_S = 1.0
 _log = log.get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """The logs that a service keeps in `folder` beside its own, as a learner does for its ranks.
+
+    They are only ever appended to, whoever watches: each is an incarnation of its own.
+    """
+
+    folder: Path
+    service: str
+
+    def logs(self) -> list[tuple[Path, str]]:
+        """Each with its incarnation, which no file of another machine has."""
+        found = sorted(self.folder.glob(f"{self.service}-[a-z]*.log"))
+        return [(path, f"{socket.gethostname()}-{path.stat().st_ino:x}") for path in found]
+
+
 class Outbox:
     """The logs of one replica in `folder`, one file for each incarnation of its watcher."""
 
-    def __init__(self, launcher: Launcher, folder: Path, label: str, incarnation: str) -> None:
+    def __init__(
+        self, launcher: Launcher, folder: Path, label: str, incarnation: str, beside: Beside
+    ) -> None:
         self._launcher = launcher
+        self._beside = beside
+        # How far each of those has come, by their incarnations.
+        self._positions: dict[str, int] = {}
         self._label = label
         self._folder = folder
         self.log = self._path(incarnation)
@@ -36,7 +59,7 @@ class Outbox:
         """Push until cancelled."""
         while True:
             try:
-                moved = await self._leftovers() or await self._push(self.log, final=False)
+                moved = await self._leftovers() or await self._push_all(final=False)
             except LauncherAwayError as error:
                 _log.debug("the log cannot be pushed", why=str(error))
                 await asyncio.sleep(_AWAY_S)
@@ -51,7 +74,7 @@ class Outbox:
         while time.monotonic() < deadline:
             try:
                 async with asyncio.timeout(deadline - time.monotonic()):
-                    while await self._leftovers() or await self._push(self.log, final=True):
+                    while await self._leftovers() or await self._push_all(final=True):
                         continue
             except (LauncherAwayError, TimeoutError) as error:
                 _log.debug("the log cannot be pushed", why=repr(error))
@@ -74,6 +97,18 @@ class Outbox:
             self._position = current
         old[0].unlink()
         return True
+
+    async def _push_all(self, *, final: bool) -> bool:
+        """Push a piece of each log; False if there is nothing (yet)."""
+        moved = await self._push(self.log, final=final)
+        for path, incarnation in await asyncio.to_thread(self._beside.logs):
+            position = self._positions.get(incarnation, 0)
+            chunk = await asyncio.to_thread(read_piece, path, position, final=final)
+            if chunk:
+                push = self._launcher.push(incarnation, position, chunk, path.stem)
+                self._positions[incarnation] = await push
+                moved = True
+        return moved
 
     async def _push(self, path: Path, *, final: bool) -> bool:
         """Push one piece; False if there is nothing (yet)."""

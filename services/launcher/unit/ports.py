@@ -35,8 +35,9 @@ class Launcher(Protocol):
         """Say how the replica is. Raises ReplacedError."""
         ...
 
-    async def push(self, incarnation: str, position: int, chunk: bytes) -> int:
-        """Append to the replica's log; returns where to go on."""
+    async def push(self, incarnation: str, position: int, chunk: bytes, beside: str = "") -> int:
+        """Append to the replica's log, or to the one of that name beside it; returns where to go
+        on."""
         ...
 
 

@@ -129,6 +129,10 @@ class Controller:
             self._cloud.terminate(name, machine)
             del self.state.machines[name]
 
+    def leak(self, name: str) -> None:
+        """A cluster of no job, as a server leaves that is killed while it starts one."""
+        self.provision(Cluster(name, {"name": name}, managed=True))
+
     def terminate(self, name: str) -> None:
         machine = self.state.machines.pop(name, None)
         if machine is not None:

@@ -46,6 +46,7 @@ class SkyFolder(Runs):
     server: asyncio.subprocess.Process | None = None
     # Whether the tests' services end when they are told to, as watched ones do.
     obedient: bool = True
+    stopping: asyncio.Task[None] | None = None
 
     async def begin(self, **launcher: Any) -> None:
         """Start a run of machines that run nothing."""
@@ -138,6 +139,19 @@ class SkyFolder(Runs):
         ) as reply:
             reply.read()
 
+    def serving(self, service: str) -> bool:
+        replica = self.stored().run.replicas.get((service, 0))
+        return replica is not None and replica.address != "" and replica.phase == "serving"
+
+    def news(self, text: str) -> int:
+        """How often people were told something like this."""
+        told = self.ledger("SELECT body FROM events WHERE kind = 'message'")
+        return sum(text in body for (body,) in told)
+
+    def begin_to_stop(self, grace_s: float) -> None:
+        """A StopRun whose answer nobody needs."""
+        self.stopping = asyncio.create_task(self.stop(grace_s))
+
     async def gone(self, outcome: Outcome) -> StoredRun:
         """Ended in this way, with no machine left, and a ledger that says so."""
         stored = await self.ended()
@@ -155,7 +169,10 @@ class SkyFolder(Runs):
         assert all(task.over for task in self.state.tasks)
 
     async def close(self) -> None:
-        self.script(cancel_s=0.0)
+        self.script(cancel_s=0.0, down_s=0.0)
+        if self.stopping is not None:
+            self.stopping.cancel()
+            await asyncio.gather(self.stopping, return_exceptions=True)
         await super().close()
         if self.server is not None and self.server.returncode is None:
             self.server.terminate()

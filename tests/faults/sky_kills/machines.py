@@ -61,21 +61,30 @@ class Cloud:
         return int(code.read_text())
 
     def signal(self, name: str, machine: Machine) -> None:
-        """SIGTERM to all, as a scheduler that wants the machine back."""
-        with suppress(ProcessLookupError):
-            os.killpg(machine.pid, signal.SIGTERM)
+        """SIGTERM to all but the shell, as a scheduler that wants the machine back."""
+        for process in self._processes(name):
+            with suppress(psutil.Error):
+                if process.pid != machine.pid and process.name() != "bash":
+                    process.send_signal(signal.SIGTERM)
 
     def terminate(self, name: str, machine: Machine) -> None:
         """Take the machine away: everything on it is gone."""
         if not machine.pid:
             return
-        for process in psutil.process_iter():
-            with suppress(psutil.Error, OSError):
-                if process.environ().get(MARK) == f"{self._folder}:{name}":
-                    process.kill()
+        for process in self._processes(name):
+            with suppress(psutil.Error):
+                process.kill()
         # A child of this server is to be waited for, one of an earlier server is not.
         with suppress(ChildProcessError):
             os.waitpid(machine.pid, 0)
+
+    def _processes(self, name: str) -> list[psutil.Process]:
+        found: list[psutil.Process] = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                if process.environ().get(MARK) == f"{self._folder}:{name}":
+                    found.append(process)
+        return found
 
     def _home(self, name: str) -> Path:
         home = self._folder / "machines" / name

@@ -48,4 +48,21 @@ async def training(folder: SkyFolder) -> None:
     await folder.reached(RunState.RUNNING)
 
 
+async def draining(folder: SkyFolder) -> None:
+    """Asked to end, and nobody does."""
+    await training(folder)
+    folder.obedient = False
+    folder.begin_to_stop(grace_s=5.0)
+    await folder.reached(RunState.DRAINING)
+
+
+async def tearing_down(folder: SkyFolder) -> None:
+    """All replicas have ended; a cluster that SkyPilot's server has lost takes its time."""
+    await training(folder)
+    folder.script(down_s=1.5)
+    folder.post("leak", machine=f"{folder.name('learner')}-99")
+    folder.begin_to_stop(grace_s=5.0)
+    await folder.reached(RunState.TEARDOWN)
+
+
 Phase = Callable[[SkyFolder], Awaitable[None]]

@@ -76,6 +76,9 @@ class Server:
                 return {"requests": [_shown(r) for r in self._open()]}
             case "/finish":
                 return self._locked(lambda: self._finish(body["replica"], body["code"]))
+            case "/leak":
+                leak = self._controller.leak
+                return self._locked(lambda: leak(body["machine"]) or {})
             case "/preempt":
                 preempt = self._controller.preempt
                 return self._locked(lambda: preempt(body["machine"], notice=body["notice"]) or {})
@@ -198,6 +201,7 @@ class Server:
         name = request.arguments["cluster"]
         if name not in self._controller.state.clusters:
             raise Refusal("ClusterDoesNotExist", "there is no such cluster")
+        self._pass(request, self._script.down_s)
         return "", self._locked(lambda: self._controller.terminate(name))
 
     def _cancel_requests(self, request: Request) -> tuple[str, Any]:

@@ -110,6 +110,7 @@ class Script:
     accept_s: float = 0.0
     boot_s: float = 0.0
     cancel_s: float = 0.0
+    down_s: float = 0.0
     setup_fails: bool = False
     # Machines run nothing; they end when a test says so.
     bare: bool = True

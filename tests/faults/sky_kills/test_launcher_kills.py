@@ -63,6 +63,21 @@ async def test_a_run_cancelled_in_any_phase_leaves_no_machine(
         await folder.settled(2.0)
 
 
+@pytest.mark.parametrize("phase", [phases.draining, phases.tearing_down])
+@pytest.mark.parametrize("killed", [pytest.param(True, id="kill"), pytest.param(False, id="stop")])
+@_slow
+async def test_a_run_that_ends_goes_on_ending(tmp_path: Path, phase: Phase, killed: bool) -> None:
+    async with opened(tmp_path) as folder:
+        await phase(folder)
+        if killed:
+            await folder.kill()
+            await folder.launch()
+        else:
+            await folder.stop(0.0)
+        await folder.gone(Outcome.STOPPED)
+        assert all(task.over for task in folder.state.tasks)
+
+
 @_each()
 @pytest.mark.parametrize("mode", _MODES)
 async def test_a_run_cancelled_at_the_successor_of_a_killed_launcher_leaves_no_machine(

@@ -8,18 +8,49 @@ import pytest
 from services.launcher.runs import Outcome, RunState
 from tests.faults.sky_kills.folder import SkyFolder, opened
 
+_HAS = "rollout-0 has the machine"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
-async def _begin(folder: SkyFolder, learner: dict[str, Any], **launcher: Any) -> None:
+async def _begin(folder: SkyFolder, launcher: dict[str, Any], **sections: Any) -> None:
     folder.script(bare=False)
-    await folder.start(folder.wish(launcher, learner=learner))
+    await folder.start(folder.wish(launcher, **sections))
 
 
-async def test_a_run_on_machines_trains_completes_and_brings_its_logs(tmp_path: Path) -> None:
+async def test_a_run_on_machines_completes_and_its_logs_are_the_launchers(tmp_path: Path) -> None:
     async with opened(tmp_path) as folder:
-        await _begin(folder, {"steps": 5, "message": "a learner's words"})
+        await _begin(folder, {}, learner={"steps": 5, "message": "a learner's words"})
         run = (await folder.gone(Outcome.COMPLETED)).run
         assert run.state is RunState.COMPLETED
         lines = await folder.logs("learner")
         assert any("a learner's words from learner-0" in line for line in lines), lines
+
+
+async def test_a_crash_loop_fails_the_run_with_the_last_lines(tmp_path: Path) -> None:
+    async with opened(tmp_path) as folder:
+        await _begin(
+            folder, {"max_restarts": 1}, learner={"steps": 500}, rollout={"crash": "always"}
+        )
+        run = (await folder.gone(Outcome.FAILED)).run
+        assert run.state is RunState.FAILED
+        assert "rollout-0 exited with code 1; gave up after 2 failures" in run.error
+        assert "last words: out of luck" in run.error
+
+
+@pytest.mark.parametrize("mode", ["group", "cluster"])
+async def test_machines_that_are_asked_for_again_and_again_use_up_no_restart(
+    tmp_path: Path, mode: str
+) -> None:
+    async with opened(tmp_path, mode) as folder:
+        await _begin(folder, {"max_restarts": 2}, learner={"steps": 5000})
+        # Once more than there are restarts.
+        for lost in range(1, 4):
+            await folder.until(lambda number=lost: folder.news(_HAS) == number)
+            (machine,) = [m for m in folder.machines() if m.startswith(folder.name("rollout"))]
+            folder.post("preempt", machine=machine, notice=True)
+        await folder.until(lambda: folder.news(_HAS) == 4 and folder.serving("rollout"))
+        run = folder.stored().run
+        assert run.state is RunState.RUNNING
+        assert [replica.failures for replica in run.replicas.values()] == [(), (), ()]
+        await folder.stop(20.0)
+        await folder.gone(Outcome.STOPPED)

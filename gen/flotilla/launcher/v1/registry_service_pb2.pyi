@@ -372,6 +372,7 @@ class PushLogsRequest(google.protobuf.message.Message):
     POSITION_FIELD_NUMBER: builtins.int
     CHUNK_FIELD_NUMBER: builtins.int
     NODE_FIELD_NUMBER: builtins.int
+    BESIDE_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     service: builtins.str
     replica: builtins.int
@@ -382,6 +383,10 @@ class PushLogsRequest(google.protobuf.message.Message):
     """At most 256 KiB."""
     node: builtins.int
     """Which of the replica's machines this is; each has a log of its own."""
+    beside: builtins.str
+    """Of a log that the replica keeps beside its own there, its name: `learner-rank-0`.
+    `incarnation` is that file's then.
+    """
     def __init__(
         self,
         *,
@@ -392,8 +397,9 @@ class PushLogsRequest(google.protobuf.message.Message):
         position: builtins.int = ...,
         chunk: builtins.bytes = ...,
         node: builtins.int = ...,
+        beside: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "incarnation", b"incarnation", "node", b"node", "position", b"position", "replica", b"replica", "run_id", b"run_id", "service", b"service"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["beside", b"beside", "chunk", b"chunk", "incarnation", b"incarnation", "node", b"node", "position", b"position", "replica", b"replica", "run_id", b"run_id", "service", b"service"]) -> None: ...
 
 global___PushLogsRequest = PushLogsRequest
 
