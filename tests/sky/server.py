@@ -11,7 +11,7 @@ from tests.sky.box.namespaces import entered
 from tests.sky.offline import api_url, environment
 
 _START_S = 120.0
-_STOP_S = 30.0
+_STOP_S = 120.0
 _NO_SERVER_HERE = "SKYPILOT_DISABLE_LOCAL_API_SERVER"
 
 
