@@ -1,0 +1,158 @@
+"""What may leave machines of a cloud behind, on the backend for machines without a launcher around
+it. The emulated cloud's own list is what costs money."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.launcher.adapters.sky_backend import SkyBackend
+from services.launcher.adapters.sky_client import SkyClient
+from services.launcher.config import LauncherConfig
+from services.launcher.ports import BackendUnreachable, CapacityError, Launch
+from services.launcher.runs import ROLLOUT
+from tests.sky.box.layout import LOGIN, ROOT
+from tests.sky.rented import gpu, spec
+from tests.sky.session import SkySession
+
+pytestmark = [
+    pytest.mark.sky,
+    pytest.mark.timeout(1800),
+    # SkyPilot uses what its own dependencies deprecate.
+    pytest.mark.filterwarnings("ignore"),
+]
+_RUN_ID = "leak-20260101-000000"
+_SECRETS = {"FLOTILLA_TOKEN": "canary-token", "FLOTILLA_TLS": "canary-tls"}
+_LIMIT_S = 600.0
+
+
+@pytest.fixture(autouse=True)
+def as_it_was(sky_session: SkySession) -> Iterator[None]:
+    yield
+    assert sky_session.cloud.put_right() == []
+
+
+@pytest.fixture
+def backend(sky_session: SkySession, tmp_path: Path) -> SkyBackend:
+    (tmp_path / "runs").mkdir()
+    return SkyBackend(tmp_path / "runs", ROOT, SkyClient(), poll_s=3.0)
+
+
+def launch(session: SkySession, tmp_path: Path, **changes: Any) -> Launch:
+    """A replica with a machine of its own, on the first of two regions that has one."""
+    sky = {
+        "mode": "cluster",
+        "setup": "true",
+        "python": "tests/sky/replica.sh",
+        "commit": "HEAD",
+        "idle_minutes": 1,
+        "rollout": {"ordered": [gpu("us-east-1"), gpu("us-west-1")]},
+    }
+    whole = {"backend": "sky", "max_hours": 0.5, "sky": sky}
+    values: dict[str, Any] = {
+        "config": LauncherConfig.model_validate(whole),
+        "registry": f"{session.layout.address(LOGIN)}:4000",
+        "spec_json": "{}",
+        **changes,
+    }
+    return Launch(_RUN_ID, (ROLLOUT, 0), (), _SECRETS, tmp_path / "rollout.log", **values)
+
+
+async def until(what: str, reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _LIMIT_S
+    while not reached():
+        assert time.monotonic() < deadline, f"waited {_LIMIT_S:.0f} s in vain for {what}"
+        await asyncio.sleep(1.0)
+
+
+async def test_only_when_no_candidate_has_a_machine_there_is_no_capacity(
+    sky_session: SkySession, backend: SkyBackend, tmp_path: Path
+) -> None:
+    cloud = sky_session.cloud
+    cloud.set_capacity(0)
+    with pytest.raises(CapacityError, match="us-east-1"):
+        await backend.start(launch(sky_session, tmp_path))
+    assert cloud.machines() == []
+    cloud.set_capacity(1, "us-west-1")
+    unit = await backend.start(launch(sky_session, tmp_path, attempt=2))
+    [machine] = cloud.machines()
+    assert machine["region"] == {"name": "us-west-1"}
+    await backend.kill(unit)
+    assert cloud.machines() == []
+    assert (await backend.clean(_RUN_ID)).gone
+
+
+async def test_what_boots_while_the_api_server_stops_is_kept_until_somebody_answers_and_then_reaped(
+    sky_session: SkySession, backend: SkyBackend, tmp_path: Path
+) -> None:
+    cloud, wish = sky_session.cloud, launch(sky_session, tmp_path)
+    cloud.set_boot_delay(30)
+    starting = asyncio.create_task(backend.start(wish))
+    await until("the machine", lambda: len(cloud.machines()) == 1)
+    await asyncio.to_thread(sky_session.api.stop)
+    with pytest.raises(BackendUnreachable):
+        await starting
+    for ask in (backend.find(wish), backend.clean(_RUN_ID), backend.reap([]), backend.strays([])):
+        with pytest.raises(BackendUnreachable):
+            await ask
+    assert len(cloud.machines()) == 1
+    await asyncio.to_thread(sky_session.api.start)
+    successor = SkyBackend(tmp_path / "runs", ROOT, SkyClient(), poll_s=3.0)
+    # Of an active run it is no stray, however little SkyPilot knows of it.
+    assert await successor.reap([_RUN_ID]) == []
+    assert len(cloud.machines()) == 1
+    assert len(await successor.strays([])) == 1
+    assert len(await successor.reap([])) == 1
+    assert cloud.machines() == []
+    assert (await successor.clean(_RUN_ID)).gone
+
+
+async def test_a_machine_that_cannot_tell_its_cloud_to_end_it_is_reaped_once_the_cloud_answers(
+    sky_session: SkySession, backend: SkyBackend, tmp_path: Path
+) -> None:
+    """Its launcher is dead, its work has ended, and it is to take itself down in a minute."""
+    cloud, wish = sky_session.cloud, launch(sky_session, tmp_path)
+    unit = await backend.start(wish)
+    [machine] = cloud.machines()
+    cloud.set_broken(True)
+    (cloud.files_of(machine["id"]) / "home/ubuntu/sky_workdir/work-is-done").touch()
+    await until("the machine's own call", lambda: cloud.failed(machine["ip"]) > 0)
+    evidence = await _looked(lambda: backend.clean(_RUN_ID))
+    assert evidence is None or not evidence.gone
+    assert [left["id"] for left in cloud.machines()] == [machine["id"]]
+    cloud.set_broken(False)
+    assert any(unit.name in text for text in await backend.reap([]))
+    assert cloud.machines() == []
+    assert (await backend.clean(_RUN_ID)).gone
+
+
+async def _looked(ask: Callable[[], Any]) -> Any:
+    """What was found; None where nobody could be asked."""
+    try:
+        return await ask()
+    except BackendUnreachable:
+        return None
+
+
+async def test_a_machine_that_skypilot_has_forgotten_is_ended_at_its_cloud(
+    sky_session: SkySession, backend: SkyBackend, tmp_path: Path
+) -> None:
+    cloud, api = sky_session.cloud, sky_session.api
+    (tmp_path / "runs" / _RUN_ID).mkdir()
+    (tmp_path / "runs" / _RUN_ID / "spec.json").write_text(spec(sky_session))
+    await backend.start(launch(sky_session, tmp_path))
+    [machine] = cloud.machines()
+    await asyncio.to_thread(api.stop)
+    for file in (sky_session.layout.client / ".sky").glob("state.db*"):
+        file.unlink()
+    await asyncio.to_thread(api.start)
+    assert await SkyClient().clusters() == []
+    [stray] = await backend.strays([])
+    assert stray.name == f"machine {machine['id']} {machine['name']}"
+    [said] = await backend.reap([])
+    assert "ended at lambda, for SkyPilot had forgotten it" in said
+    assert cloud.machines() == []
+    assert (await backend.clean(_RUN_ID)).gone

@@ -1,0 +1,125 @@
+"""Runs on machines of an emulated cloud, through SkyPilot's unmodified provisioner of that cloud.
+
+What the cloud itself lists is what costs money, whatever anybody else believes.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flotilla.launcher.v1 import run_service_pb2 as pb
+from services.launcher.adapters.sky_client import SkyClient
+from services.launcher.sky.records import Job
+from tests.sky.rented import Rented, gpu, launcher, service_process, spec
+from tests.sky.sdk import until
+from tests.sky.session import SkySession
+
+pytestmark = [
+    pytest.mark.sky,
+    pytest.mark.timeout(2700),
+    # SkyPilot uses what its own dependencies deprecate.
+    pytest.mark.filterwarnings("ignore"),
+]
+
+
+@pytest.fixture(autouse=True)
+def as_it_was(sky_session: SkySession) -> Iterator[None]:
+    yield
+    assert sky_session.cloud.put_right() == []
+
+
+def _machine_of(session: SkySession, service: str) -> dict[str, str]:
+    """The machine that the cloud bills for a service."""
+    [machine] = [m for m in session.cloud.machines() if f"-{service}-" in m["name"]]
+    return machine
+
+
+async def _job_of(service: str) -> Job:
+    """The newest job of a service that has not ended."""
+    jobs = [job for job in await SkyClient().jobs() if f"-{service}-" in job.task]
+    return max((job for job in jobs if not job.over), key=lambda job: job.job_id)
+
+
+async def test_a_run_takes_its_next_candidate_and_a_lost_rollout_comes_back_beside_its_learner(
+    sky_session: SkySession, tmp_path: Path
+) -> None:
+    cloud = sky_session.cloud
+    cloud.set_capacity(0, "us-east-1")
+    wish = spec(sky_session, sky={"learner": {"ordered": [gpu("us-east-1"), gpu("us-west-1")]}})
+    async with launcher(tmp_path / "runs") as rented:
+        run_id = await rented.start(wish)
+        await rented.running(run_id)
+        assert any("learner-0 found no machine in attempt 1 of 4" in t for t in rented.messages)
+        assert not any("exited" in text for text in rented.messages)
+        assert len(cloud.machines()) == 3
+        learner = _machine_of(sky_session, "learner")
+        assert learner["region"] == {"name": "us-west-1"}
+        assert learner["instance_type"] == {"name": "gpu_1x_h100_pcie"}
+
+        process, job = service_process(run_id, "learner"), await _job_of("learner")
+        before, lost = await rented.get(run_id), _machine_of(sky_session, "rollout")
+        cloud.preempt(lost["id"])
+        until("another machine", lambda: len(cloud.machines()) == 3)
+        found = _machine_of(sky_session, "rollout")
+        assert found["id"] != lost["id"]
+        await rented.told("rollout-0 has the machine", f"vm-{found['id'][:8]}")
+
+        assert _machine_of(sky_session, "learner")["id"] == learner["id"]
+        assert (await _job_of("learner")).job_id == job.job_id
+        assert service_process(run_id, "learner") == process
+        after = await rented.get(run_id)
+        assert after.state == pb.RUN_STATE_RUNNING
+        assert [r.restarts for r in after.replicas if r.service == "learner"] == [
+            r.restarts for r in before.replicas if r.service == "learner"
+        ]
+        ended = await rented.stop(run_id)
+        assert (ended.state, ended.cleanup) == (pb.RUN_STATE_STOPPED, pb.CLEANUP_VERIFIED)
+        assert cloud.machines() == []
+
+
+async def test_an_api_server_that_stops_and_a_cloud_that_goes_away_leave_nothing(
+    sky_session: SkySession, tmp_path: Path
+) -> None:
+    async with launcher(tmp_path / "runs") as rented:
+        run_id = await _started_beside_a_stopped_server(sky_session, rented)
+        sky_session.cloud.set_away(True)
+        ended = await rented.stop(run_id)
+        # Nobody can say that the machines are gone, and they are not.
+        assert (ended.state, ended.outcome) == (pb.RUN_STATE_STOPPED, pb.OUTCOME_STOPPED)
+        assert ended.cleanup == pb.CLEANUP_LEAK_SUSPECTED
+        assert len(sky_session.cloud.machines()) == 3
+        code, output = await rented.flotilla("reap", "--dry-run")
+        assert code == 1 and f"run {run_id} may have left something" in output
+        assert len(sky_session.cloud.machines()) == 3
+
+        sky_session.cloud.set_away(False)
+        code, output = await rented.flotilla("reap")
+        while code and sky_session.cloud.machines():
+            code, output = await rented.flotilla("reap")
+        assert sky_session.cloud.machines() == [], output
+        assert (await rented.get(run_id)).cleanup == pb.CLEANUP_VERIFIED
+        assert await rented.flotilla("reap", "--dry-run") == (0, "nothing runs of no run\n")
+
+
+async def _started_beside_a_stopped_server(session: SkySession, rented: Rented) -> str:
+    """A run that serves although the API server was away while its machines booted."""
+    cloud, api = session.cloud, session.api
+    cloud.set_boot_delay(40)
+    run_id = await rented.start(spec(session, clean_s=30.0))
+    await asyncio.to_thread(until, "a machine", lambda: bool(cloud.machines()))
+    booting = {machine["id"] for machine in cloud.machines()}
+    await asyncio.to_thread(api.stop)
+    run = await rented.until(run_id, lambda run: bool(run.unreachable))
+    assert "API server cannot be asked" in run.unreachable
+    await asyncio.sleep(20.0)
+    run = await rented.get(run_id)
+    assert (run.state, run.cleanup) == (pb.RUN_STATE_PROVISIONING, pb.CLEANUP_PENDING)
+    assert {replica.state for replica in run.replicas} == {"starting"}
+    assert booting <= {machine["id"] for machine in cloud.machines()}
+    cloud.set_boot_delay(0.5)
+    await asyncio.to_thread(api.start)
+    await rented.running(run_id)
+    assert len(cloud.machines()) == 3
+    return run_id
