@@ -75,6 +75,7 @@ class FakeSky:
         self._answer()
         assert any(job.job_id == group and not job.over for job in self.table)
         self.attempts.append(document)
+        self.secrets.append(secrets)
         return self._submit(str(document["name"]), [document])
 
     async def launch(self, document: Document, secrets: Mapping[str, str]) -> int:

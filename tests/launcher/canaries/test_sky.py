@@ -1,0 +1,119 @@
+"""A run on rented machines, on a SkyPilot in memory, with a canary for every secret there is."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.launcher.adapters.registries import RunRegistries
+from services.launcher.adapters.sky_backend import SkyBackend
+from services.launcher.console import plan as plans
+from services.launcher.launcher import Equipment, Launcher
+from services.launcher.runs import RunMode
+from services.launcher.sky.ports import Document
+from services.launcher.store import Store
+from tests.launcher.canaries.canary import HOOK, Canaries
+from tests.launcher.harness import spec
+from tests.launcher.sky.fake_client import FakeSky
+
+IDENTITY = {"FLOTILLA_TOKEN", "FLOTILLA_TLS"}
+# What the spec below asks for on the machines of each service.
+GIVEN = {
+    "env_gateway": {"FLEET_API_KEY"},
+    "learner": {"WANDB_API_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"},
+    "rollout": set[str](),
+}
+
+
+def wish() -> dict[str, Any]:
+    """All that names a secret, by its variable."""
+    sky = {"commit": "HEAD", "advertise": "127.0.0.1"}
+    accepting = dict.fromkeys(GIVEN, "tests.launcher.accepts")
+    notify = {"slack": {"channel": "C1"}, "webhook_env": HOOK}
+    launcher = {"backend": "sky", "sky": sky, "modules": accepting, "notify": notify}
+    keys = [f"${name}" for name in sorted(GIVEN["learner"]) if name.startswith("AWS")]
+    return spec(
+        launcher=launcher,
+        learner={"tracking": {"backends": ["wandb"]}, "vendor": {"keys": keys}},
+        env_gateway={"backend": "fleet"},
+    )
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "tree"
+    root.mkdir()
+    (root / "main.py").write_text("")
+    who = ("-c", "user.name=t", "-c", "user.email=t@localhost")
+    for words in (("init", "-q"), ("add", "."), ("commit", "-q", "-m", "first")):
+        subprocess.run(("git", "-C", str(root), *who, *words), check=True)
+    return root
+
+
+@pytest.fixture
+def canaries(monkeypatch: pytest.MonkeyPatch) -> Canaries:
+    found = Canaries()
+    for name, value in found.environ("http://127.0.0.1:9").items():
+        monkeypatch.setenv(name, value)
+    return found
+
+
+async def until_all_run(launcher: Launcher, sky: FakeSky, run_id: str) -> None:
+    supervisor = launcher.active(run_id)
+    assert supervisor is not None
+    while len(sky.attempts) + sum(len(group) - 1 for group in sky.submitted) < len(GIVEN):
+        await supervisor.changed.next.wait()
+
+
+async def test_skypilot_is_told_names_of_secrets_and_each_task_gets_its_own_values(
+    tmp_path: Path, root: Path, canaries: Canaries
+) -> None:
+    runs, sky = tmp_path / "runs", FakeSky()
+    runs.mkdir()
+    store = Store(runs / "launcher.sqlite")
+    backend = SkyBackend(runs, root, sky, poll_s=0.02, gather_s=0.05)
+    registries = RunRegistries(runs, lambda run_id, server: None)
+    launcher = Launcher(runs, store, Equipment({"sky": lambda: backend}, registries))
+    run_id = await launcher.start("request", json.dumps(wish()), RunMode.TRAIN, "")
+    await until_all_run(launcher, sky, run_id)
+    identity = (runs / ".identity" / run_id / "token").read_text()
+    canaries.values["the run's token"] = identity
+    documents = [document for group in sky.submitted for document in group] + sky.attempts
+    assert canaries.traces(json.dumps(documents).encode()) == set()
+    assert not [document for document in documents if document.get("envs")]
+    _check_given([*documents[1:]], sky, canaries)
+    # The ledger, the spec and the code that the machines get; WAL included.
+    assert canaries.in_files(runs) == {}
+    for job in [job for job in sky.table if not job.over]:
+        sky.put(job.task, status="SUCCEEDED")
+    await launcher.close(0.0)
+    assert canaries.in_files(runs) == {}
+    store.close()
+
+
+def _check_given(documents: list[Document], sky: FakeSky, canaries: Canaries) -> None:
+    """Of the learner, the gateway and the rollout: names in the documents, values beside them."""
+    assert len({document["name"] for document in documents}) == len(GIVEN)
+    for document in documents:
+        service = document["resources"]["labels"]["flotilla-service"].replace("-", "_")
+        assert set(document["secrets"]) == IDENTITY | GIVEN[service]
+        assert set(document["secrets"].values()) == {None}
+    handed = [canaries.traces(json.dumps(dict(values)).encode()) for values in sky.secrets]
+    named = [found - {"the run's token"} for found in handed]
+    assert sorted(map(sorted, named)) == sorted(map(sorted, GIVEN.values()))
+
+
+@pytest.mark.parametrize("one_machine", [False, True])
+def test_the_task_files_of_a_plan_hold_no_secret(
+    tmp_path: Path, canaries: Canaries, capsys: pytest.CaptureFixture[str], one_machine: bool
+) -> None:
+    path, out = tmp_path / "spec.json", tmp_path / "out"
+    path.write_text(json.dumps(wish()))
+    assert plans.plan(path, tmp_path / "runs", [], out, one_machine=one_machine) == 0
+    assert canaries.in_files(tmp_path) == {}
+    assert plans.plan(path, tmp_path / "runs", [], None, one_machine=one_machine) == 0
+    printed = capsys.readouterr().out
+    assert canaries.traces(printed.encode()) == set()
+    assert "FLEET_API_KEY" in printed
