@@ -49,8 +49,8 @@ async def test_machines_that_are_asked_for_again_and_again_use_up_no_restart(
             (machine,) = [m for m in folder.machines() if m.startswith(folder.name("rollout"))]
             folder.post("preempt", machine=machine, notice=True)
         await folder.until(lambda: folder.news(_HAS) == 4 and folder.serving("rollout"))
-        run = folder.stored().run
-        assert run.state is RunState.RUNNING
-        assert [replica.failures for replica in run.replicas.values()] == [(), (), ()]
+        await folder.reached(RunState.RUNNING)
+        replicas = folder.stored().run.replicas.values()
+        assert [replica.failures for replica in replicas] == [(), (), ()]
         await folder.stop(20.0)
         await folder.gone(Outcome.STOPPED)

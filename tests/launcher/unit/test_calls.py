@@ -10,7 +10,9 @@ import pytest
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from services.common.errors import ServiceError
 from services.common.rpc import seconds, service_error
+from services.launcher.runs import Replica
 from services.launcher.spool import MAX_CHUNK_BYTES
+from services.launcher.units import EXIT_PREEMPTED
 from tests.launcher.unit.harness import Machine, machine
 
 
@@ -65,6 +67,9 @@ async def test_a_log_is_appended_to_where_it_is_known_and_nowhere_else(tmp_path:
         for service in ("../../elsewhere", "somebody"):
             refused = await refusal(registry.PushLogs(push(here, service=service)))
             assert refused.reason == "BAD_LOG"
+        for name in ("../rollout-x", "rollout-0", "rollout-node-1", "learner-x"):
+            refused = await refusal(registry.PushLogs(push(here, beside=name)))
+            assert refused.reason == "BAD_LOG"
         refused = await refusal(registry.PushLogs(push(here, run_id="../other")))
         assert refused.reason == "UNKNOWN_RUN"
 
@@ -76,3 +81,23 @@ async def test_the_last_words_of_a_log_come_after_the_end_of_its_run(tmp_path: P
         await here.served.ended(here.run_id)
         await here.served.registry.PushLogs(push(here, chunk=b"too late for the run\n"))
         assert here.log() == "too late for the run\n"
+
+
+async def test_a_replica_that_has_lost_its_machine_has_used_up_no_restart(tmp_path: Path) -> None:
+    async with machine(tmp_path, max_restarts=0) as here:
+
+        def replica() -> Replica:
+            return here.supervisor.run.replicas["rollout", 0]
+
+        for lost in range(1, 4):
+            exited = report(here, incarnation=f"{lost}", exit_code=EXIT_PREEMPTED)
+            exited.phase = registry_pb.UNIT_PHASE_EXITED
+            await here.served.registry.ReportUnit(exited)
+            # SkyPilot says that its job has failed.
+            here.backend.finish(here.backend.running("rollout")[0], code=1)
+            await here.until(lambda again=lost: replica().restarts == again and replica().live)
+        assert replica().failures == ()
+        here.backend.finish(here.backend.running("rollout")[0], code=1)
+        await here.until(lambda: here.supervisor.run.ending)
+        assert "gave up after 1 failures" in here.supervisor.run.error
+        here.release()
