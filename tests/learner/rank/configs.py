@@ -9,6 +9,9 @@ LEARNER = LearnerConfig.model_validate(
     {"tasks": "none", "steps": 10, "groups_per_step": 3, "group_size": 4, "optimizer": {"lr": 1e-2}}
 )
 
+# A rank's place where there is no other.
+ALONE = {"index": 0, "count": 1, "rendezvous": "file:///nowhere", "slot": 0, "slots": 1}
+
 
 def policy_config(folder: Path, **changes: object) -> PolicyConfig:
     """Of a tiny float32 model."""

@@ -15,7 +15,7 @@ from services.learner.rank.critic import Critic
 from services.learner.rank.model import Policy, load
 from services.learner.rank.setup import CRITIC, Models, Setup, load_models
 from services.learner.types import Histogram, StepResult, TrainBatch
-from tests.learner.rank.configs import policy_config
+from tests.learner.rank.configs import ALONE, policy_config
 from tests.learner.rank.support import make_batch, make_trainer, only, parameters, same_bits
 
 
@@ -123,7 +123,7 @@ def setup(folder: Path, tmp_path: Path, source: Path | None) -> Setup:
             "optimizer": OptimizerConfig(lr=1e-2),
             "rank": RankConfig(pack_tokens=256, head_chunk=16),
             "checkpoint": source,
-            "place": {"index": 0, "count": 1, "rendezvous": tmp_path / "rendezvous"},
+            "place": ALONE,
         }
     )
 

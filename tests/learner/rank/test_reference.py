@@ -20,7 +20,7 @@ from services.learner.rank.scoring import score_rows
 from services.learner.rank.setup import Setup, load_models
 from services.learner.rank.step import Trainer
 from services.learner.types import StepResult
-from tests.learner.rank.configs import policy_config
+from tests.learner.rank.configs import ALONE, policy_config
 from tests.learner.rank.support import (
     changed,
     gain,
@@ -181,7 +181,7 @@ def setup(folder: Path, tmp_path: Path, source: Path | None) -> Setup:
             "optimizer": OptimizerConfig(),
             "rank": RANK,
             "checkpoint": source,
-            "place": {"index": 0, "count": 1, "rendezvous": tmp_path / "rendezvous"},
+            "place": ALONE,
         }
     )
 
