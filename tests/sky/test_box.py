@@ -11,6 +11,7 @@ import pytest
 
 from tests.sky.box import Box, BoxError, Layout, prepare
 from tests.sky.box.layout import LOGIN, ROOT, SERVICES_PYTHON
+from tests.sky.session import SkySession
 
 pytestmark = [pytest.mark.sky, pytest.mark.timeout(300)]
 
@@ -71,9 +72,10 @@ def test_a_killed_node_loses_its_jobs_and_serves_again(box: Box) -> None:
     assert output(box, LOGIN, "srun", "--partition=gpu", "--chdir=/", "hostname") == "mini1"
 
 
-def test_a_box_that_runs_is_not_started_a_second_time(box: Box) -> None:
-    with pytest.raises(BoxError, match="another process has started the box"):
-        Box(SMALL).start()
+def test_a_box_that_runs_is_neither_started_again_nor_stopped_by_others(box: Box) -> None:
+    for disturb in (Box(SMALL).start, Box(SMALL).stop, SkySession(SMALL).start):
+        with pytest.raises(BoxError, match="another process has the box"):
+            disturb()
     assert box.slurm("sinfo", "--noheader", "--Node", "--format=%t").split() == ["idle", "idle"]
 
 

@@ -69,8 +69,11 @@ class Box:
         self.until("slurm", self._all_idle)
 
     def stop(self) -> None:
-        """End everything that runs in the box; raise if anything is left."""
+        """End everything that runs in the box; raise if anything is left, or if the box is that
+        of another process that lives."""
         require()
+        if self._lock is None:
+            self._take_lock()
         if namespaces.existing(self.layout.prefix):
             self.slurm("scancel", "--user", self.layout.user, check=False)
         self._sweep()
@@ -131,7 +134,7 @@ class Box:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.close()
-            raise BoxError(f"another process has started the box in {self.layout.base}") from None
+            raise BoxError(f"another process has the box in {self.layout.base}") from None
         self._lock = lock
 
     def _write_files(self) -> None:
