@@ -165,7 +165,11 @@ class Runs:
         await asyncio.gather(*self._beats.values(), return_exceptions=True)
         if self.process is not None and self.process.returncode is None:
             self.process.terminate()
-            await asyncio.wait_for(self.process.wait(), WAIT_S)
+            try:
+                await asyncio.wait_for(self.process.wait(), WAIT_S)
+            finally:
+                with suppress(ProcessLookupError):
+                    self.process.kill()
 
 
 @dataclass

@@ -17,7 +17,7 @@ from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.launcher.rows import StoredRun
 from services.launcher.runs import Cleanup, Key, Outcome
 from services.launcher.sky import names
-from tests.faults.launcher_kills.folder import ACCEPTING, WAIT_S, Runs
+from tests.faults.launcher_kills.folder import ACCEPTING, Runs
 from tests.faults.sky_kills import state as states
 from tests.faults.sky_kills.state import State
 from tests.launcher.harness import REPOSITORY, spec
@@ -173,10 +173,11 @@ class SkyFolder(Runs):
         if self.stopping is not None:
             self.stopping.cancel()
             await asyncio.gather(self.stopping, return_exceptions=True)
-        await super().close()
-        if self.server is not None and self.server.returncode is None:
-            self.server.terminate()
-            await asyncio.wait_for(self.server.wait(), WAIT_S)
+        try:
+            await super().close()
+        finally:
+            if self.server is not None and self.server.returncode is None:
+                await self.down()
 
 
 def _tree(root: Path) -> None:

@@ -13,9 +13,7 @@ _slow = pytest.mark.slow
 _MODES = pytest.mark.parametrize("mode", ["group", pytest.param("cluster", marks=_slow)])
 
 
-@pytest.mark.parametrize(
-    "failures", [pytest.param(1, marks=_slow), pytest.param(2, marks=_slow), 3]
-)
+@pytest.mark.parametrize("failures", [pytest.param(number, marks=_slow) for number in (1, 2, 3)])
 @_MODES
 async def test_machines_that_come_at_a_later_attempt_are_those_of_the_next_candidates(
     tmp_path: Path, failures: int, mode: str
@@ -60,7 +58,14 @@ async def test_a_setup_that_fails_is_no_want_of_capacity(tmp_path: Path, mode: s
         assert all(replica.attempt == 1 for replica in run.replicas.values())
 
 
-@pytest.mark.parametrize("phase", [phases.booting, phases.training])
+@pytest.mark.parametrize(
+    "phase",
+    [
+        phases.training,
+        pytest.param(phases.submitting, marks=_slow),
+        pytest.param(phases.booting, marks=_slow),
+    ],
+)
 @_MODES
 async def test_a_server_that_is_gone_for_a_while_ends_nothing(
     tmp_path: Path, phase: phases.Phase, mode: str
@@ -118,6 +123,7 @@ async def test_a_machine_that_is_taken_away_comes_back_and_the_others_never_know
         await folder.gone(Outcome.STOPPED)
 
 
+@_slow
 async def test_a_run_whose_time_is_up_is_drained_and_leaves_no_machine(tmp_path: Path) -> None:
     async with opened(tmp_path) as folder:
         await folder.begin(max_hours=4 / 3600)
