@@ -100,9 +100,10 @@ proto: $(VENV)/proto/.installed  ## regenerate gen/ from protos/
 	  $$(find protos -name '*.proto' | sort)
 	@find gen -mindepth 1 -type d -exec touch {}/__init__.py \;
 
-bench: $(STAMP)  ## where the time of a step goes, and what a tool call costs
+bench: $(STAMP)  ## where the time of a step goes, what a tool call costs, what a launcher's callers wait
 	$(BIN)/python -m benchmarks.step_time
 	$(BIN)/python -m benchmarks.gateway_call
+	$(BIN)/python -m benchmarks.launcher_load
 
 clean:  ## remove the environments, builds and caches; keeps runs/
 	rm -rf $(VENV) $(OPENENV) $(SKY) build .pytest_cache .ruff_cache .hypothesis

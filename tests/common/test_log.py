@@ -84,7 +84,9 @@ def test_secrets_do_not_appear_on_a_terminal_either(capsys: pytest.CaptureFixtur
     assert "n=3" in output
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None
+)
 @given(
     st.dictionaries(
         st.text(min_size=1).filter(lambda key: key not in ("event", "exc_info", "stack_info")),

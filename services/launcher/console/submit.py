@@ -192,6 +192,7 @@ def _rows(run: pb.Run) -> list[tuple[str, str]]:
         ("Outcome", outcome),
         ("Machines", _cleanup(run)),
         ("Spent", f"${run.cost.accrued:,.2f}"),
+        ("Restarts", str(sum(replica.restarts for replica in run.replicas))),
     ]
     if "eval/all/pass_at_1" in run.metrics:
         rows.append(("Held-out pass@1", f"{run.metrics['eval/all/pass_at_1']:.1%}"))
