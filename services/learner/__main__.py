@@ -17,6 +17,7 @@ from services.learner.ports import RemoteStore
 
 if TYPE_CHECKING:
     from services.learner.adapters.meetings import Meeting
+    from services.learner.adapters.ranks_local import LocalRanks
     from services.learner.nodes.roll import Roll
 
 
@@ -24,7 +25,6 @@ def _load() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
     from services.learner.adapters.alarm_sinks import alarm_sinks_of
     from services.learner.adapters.model_files import check_model_files
     from services.learner.adapters.model_folder import tokenizer_digests_of
-    from services.learner.adapters.ranks_local import LocalRanks
     from services.learner.adapters.trackers import trackers_of
     from services.learner.adapters.weights_shm import WeightServer, start_of
     from services.learner.assemble import run_learner
@@ -35,15 +35,8 @@ def _load() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
         policy = runtime.shared.policy
         check_model_files(policy, runtime.run_dir)
         tokenizer = tokenizer_digests_of(policy)
-        name = shared_name(runtime.run_id, runtime.run_dir)
         roll = _roll(runtime)
-        ranks = LocalRanks(
-            name,
-            policy,
-            runtime.config,
-            logs / "learner-rank-0.log",
-            meeting=_meeting(runtime, roll) if roll is not None else None,
-        )
+        ranks = _ranks(runtime, _meeting(runtime, roll) if roll is not None else None)
         weights = WeightServer(logs / "learner-weights.log")
         tracking = runtime.config.tracking
         tracker = trackers_of(tracking, runtime.run_id, runtime.run_dir, runtime.spec)
@@ -63,6 +56,14 @@ def _load() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
                 await asyncio.to_thread(sink.close)
 
     return run
+
+
+def _ranks(runtime: Runtime[LearnerConfig], meeting: "Meeting | None") -> "LocalRanks":
+    from services.learner.adapters.ranks_local import LocalRanks
+
+    name = shared_name(runtime.run_id, runtime.run_dir)
+    log = runtime.run_dir / "logs" / "learner-rank-0.log"
+    return LocalRanks(name, runtime.shared.policy, runtime.config, log, meeting=meeting)
 
 
 def _roll(runtime: Runtime[LearnerConfig]) -> "Roll | None":

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from services.launcher.adapters.sky_prices import SkyPrices
+from services.launcher.sky.candidates import SINGLE_NODE
 from services.launcher.sky.prices import Catalog
 from services.launcher.sky_config import Machine, Machines
 from tests.sky.box.layout import ROOT
@@ -58,3 +59,14 @@ def test_prices_of_skypilot_and_of_its_catalog_agree(home: Path) -> None:
         # With nothing to fall back on, the price is SkyPilot's own.
         price = SkyPrices(Catalog(home / "empty")).cheapest(Machines(any_of=(machine,)))
         assert price is not None and price == pytest.approx(catalog.price(machine))
+
+
+def test_clouds_without_multi_node_are_those_that_skypilot_names() -> None:
+    feature = import_module("sky.clouds").CloudImplementationFeatures.MULTI_NODE
+    known: dict[str, Any] = import_module("sky.utils.registry").CLOUD_REGISTRY
+    refusing = {
+        name
+        for name, cloud in known.items()
+        if feature in getattr(cloud, "_CLOUD_UNSUPPORTED_FEATURES", {})
+    }
+    assert refusing == SINGLE_NODE

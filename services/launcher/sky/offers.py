@@ -57,9 +57,10 @@ class Offerer:
 
     def _describe(self, machines: Machines) -> str:
         each = [self._one(machine) for machine in machines.candidates]
+        several = f"{machines.num_nodes} machines, each " if machines.num_nodes > 1 else ""
         if machines.any_of and len(each) > 1:
-            return f"the cheapest of: {'; '.join(each)}"
-        return ", or else ".join(each)
+            return f"{several}the cheapest of: {'; '.join(each)}"
+        return several + ", or else ".join(each)
 
     def _one(self, machine: Machine) -> str:
         price = self.prices.price(machine)

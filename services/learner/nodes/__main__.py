@@ -2,12 +2,15 @@
 
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
 
 from services.common.errors import ConfigError
 from services.common.main import RegistryContract, Runtime, entry
 from services.learner.config import LearnerConfig
 from services.learner.nodes.machine import Machine, WrongMachineError, machine_of
-from services.learner.rank.calls import RankHandle
+
+if TYPE_CHECKING:
+    from services.learner.rank.calls import RankHandle
 
 
 def _load() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
@@ -21,7 +24,7 @@ def _load() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
         machine = _machine(runtime)
         check_model_files(runtime.shared.policy, runtime.run_dir)
 
-        async def start() -> Sequence[RankHandle]:
+        async def start() -> "Sequence[RankHandle]":
             logs = runtime.run_dir / "logs"
             stem = f"learner-node-{machine.number}-rank"
             return [

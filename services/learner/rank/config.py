@@ -14,8 +14,9 @@ class RankConfig(Model):
     # Ranks on each machine, each with a whole copy of the model and a share of every batch; on
     # `cuda` one to each GPU. Never changes the loss.
     processes: int = Field(default=1, ge=1)
-    # Machines of the learner; on all but the first runs `python -m services.learner.nodes`. Only
-    # the number of ranks in all matters for the result, never how many share a machine.
+    # Machines of the learner; on all but the first runs `python -m services.learner.nodes`, and
+    # SkyPilot's are started so by `launcher.sky.learner.num_nodes`. Only the number of ranks in all
+    # matters for the result, never how many share a machine.
     nodes: int = Field(default=1, ge=1)
     # What lies between these machines. gloo and NCCL neither encrypt nor ask who is there, so
     # several nodes are refused on a `public` network, one with strangers in it.

@@ -1,0 +1,49 @@
+"""A learner on two Slurm nodes that SkyPilot finds: its ranks join, train and leave nothing."""
+
+from collections.abc import AsyncGenerator
+
+import pytest
+import pytest_asyncio
+
+from flotilla.launcher.v1 import run_service_pb2 as pb
+from services.launcher.runs import LEARNER
+from tests.sky.session import SkySession
+from tests.sky.test_whole_run import check_gone
+from tests.sky.whole_run import Site, launched, materials, spec, started
+
+pytestmark = [
+    pytest.mark.sky,
+    pytest.mark.timeout(1500),
+    pytest.mark.asyncio(loop_scope="module"),
+    # SkyPilot uses what its own dependencies deprecate.
+    pytest.mark.filterwarnings("ignore"),
+]
+NODES = "services.learner.nodes"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site(
+    sky_session: SkySession, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncGenerator[Site]:
+    folder = tmp_path_factory.mktemp("multinode")
+    with materials(sky_session) as made:
+        async with launched(sky_session, folder, made) as served:
+            yield served
+
+
+async def test_a_learner_on_two_nodes_trains_and_leaves_nothing(site: Site) -> None:
+    wish = spec(site, "cluster")
+    wish["learner"]["steps"] = 2
+    wish["launcher"]["sky"]["learner"]["num_nodes"] = 2
+    run = await started(site, wish)
+    first = await run.serving(LEARNER)
+    [second] = [node for node, services in run.working().items() if NODES in services]
+    assert first != second
+    # Of several, a node has only its ranks: the service itself runs once.
+    assert "services.learner" in run.working()[first]
+    assert "services.learner" not in run.working()[second]
+    ended = await run.ended()
+    assert ended.outcome == pb.OUTCOME_COMPLETED
+    await check_gone(run, ended)
+    assert run.log("learner-0").count('"event": "step"') == 2
+    assert '"event": "the service ended"' in run.log("learner-node-1")
