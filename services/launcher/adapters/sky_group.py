@@ -18,6 +18,7 @@ from services.launcher.sky.records import Job, Stage
 _UNKNOWN_S = 120.0
 _CANCELLED = -15
 _KILLED = -9
+_NONE = "nobody has such a machine now"
 _CANCELLED_STAGES = (Stage.CANCELLED, Stage.ENDING)
 
 
@@ -198,7 +199,7 @@ class Groups:
         what = f"{start.name}: {reason or stage.value}"
         if missing:
             self._given_up.add(since)
-            raise CapacityError(f"{what}; nobody has such a machine now")
+            raise CapacityError(f"{what}; {_NONE}")
         if stage is Stage.REFUSED:
             raise BackendError(what)
         raise (_CancelledError if stage in _CANCELLED_STAGES else SetupError)(what)
@@ -226,7 +227,11 @@ class Groups:
             if job is not None:
                 seen = time.monotonic()
             if job is not None and job.over:
-                return _exit(job)
+                return Exit(1, _NONE, preempted=True) if since in self._given_up else _exit(job)
+            if job is not None and job.stage is Stage.NO_CAPACITY:
+                # A launcher that is dead has asked for it, and would have given it up.
+                self._given_up.add(since)
+                await self._client.cancel([job.job_id])
             if time.monotonic() > seen + _UNKNOWN_S:
                 return Exit(1, "SkyPilot answers, and knows no such job")
             await self._board.pause()

@@ -111,6 +111,19 @@ async def test_a_successor_finds_what_runs_by_name(
     assert await successor.wait(learner) == Exit(0)
 
 
+async def test_a_successor_gives_up_what_nobody_has_machines_for(
+    sky: FakeSky, backend: SkyBackend
+) -> None:
+    learner, gateway = await group(backend)
+    for unit in (learner, gateway):
+        sky.put(unit.name, status="PENDING", submitted=True)
+    for key, unit in zip(STATIC, (learner, gateway), strict=True):
+        assert await backend.find(brief(key)) is not None
+        how = await backend.wait(unit)
+        assert how == Exit(1, "nobody has such a machine now", preempted=True)
+    assert {job.status for job in sky.table} == {"CANCELLED"}
+
+
 async def test_a_run_is_clean_when_no_job_and_no_cluster_is_shown(
     sky: FakeSky, backend: SkyBackend
 ) -> None:
