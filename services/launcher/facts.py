@@ -130,7 +130,7 @@ def _begin_elsewhere(
 ) -> tuple[Run, list[Note]]:
     """However often machines are taken away, a run goes on for as long as it may."""
     delay = policy.backoff(1)
-    text = f"{replica.label} has lost its machine; it gets another in {delay:g} s"
+    text = f"{replica.label} has no machine any more; it asks for another in {delay:g} s"
     replica = replace(replica, state=ReplicaState.RESTARTING, due=now + delay)
     return run.put([replica]), [Note(text)]
 
