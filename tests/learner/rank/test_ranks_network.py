@@ -4,15 +4,14 @@ import asyncio
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
 from services.launcher import identity
 from tests.learner.rank.configs import policy_config
-from tests.learner.rank.nodes import RUN, config_of, left_of, start_machine
+from tests.learner.rank.nodes import RUN, config_of, left_of, start_machine, until
 from tests.learner.rank.test_ranks_nodes import one_machine
 
 _NAMES = ("flotilla-a", "flotilla-b")
@@ -49,13 +48,6 @@ def _ip(*words: str) -> None:
 
 def _inside(name: str) -> tuple[str, ...]:
     return ("ip", "netns", "exec", name)
-
-
-async def _until(reached: Callable[[], bool], limit_s: float = 20.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not reached():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.1)
 
 
 async def _said(process: asyncio.subprocess.Process, word: str) -> list[str]:
@@ -98,7 +90,7 @@ async def test_machines_train_over_a_network_and_end_in_seconds_when_it_goes(
         assert float(seconds) < 12 and "machine 1" in " ".join(why)
         assert await asyncio.wait_for(learner.wait(), 30) == 0
         # Its ranks have ended with the connection; it waits for another learner.
-        await _until(lambda: len(left_of(tmp_path / "machine")) == 1)
+        await until(lambda: len(left_of(tmp_path / "machine")) == 1)
         machine.process.terminate()
         assert await machine.ended() == 0
         assert left_of(tmp_path / "machine") == []

@@ -17,7 +17,7 @@ from services.learner.rank.config import RankConfig
 from services.learner.rank.meeting import interface_towards
 from services.learner.types import Publication, StepResult
 from tests.learner.rank.configs import policy_config
-from tests.learner.rank.nodes import HOST, config_of, head, left_of, start_machine
+from tests.learner.rank.nodes import HOST, config_of, head, left_of, start_machine, until
 from tests.learner.rank.support import make_batch
 
 EVERYTHING = {
@@ -171,6 +171,8 @@ async def test_a_machine_that_has_to_go_has_the_learner_drain(
     async with head(tmp_path, model_folder, config_of(2)) as learner:
         machine = await learner.machine()
         (session,) = await learner.roll.complete(30)
+        # Before it has heard that it is welcome, nobody would miss it.
+        await until(lambda: bool(machine.ranks()))
         machine.process.terminate()
         await asyncio.wait_for(learner.drain.wait(), 10)
         # Until the learner has drained, its ranks are needed.
