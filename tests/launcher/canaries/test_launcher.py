@@ -129,12 +129,7 @@ async def test_a_run_leaves_no_secret_anywhere_while_it_lasts_and_afterwards(
         )
         run_id = await here.start(wish)
         here.canaries.add_minted(here.runs, run_id)
-        restarted = await here.until(
-            run_id,
-            lambda run: (
-                run.state == pb.RUN_STATE_RUNNING and [r.restarts for r in run.replicas] == [1] * 3
-            ),
-        )
+        restarted = await here.until(run_id, _all_restarted)
         assert "401 Unauthorized" in (here.runs / run_id / "logs/learner-0.log").read_text()
         _check_processes(here, restarted)
         _check_places(here, tmp_path)
@@ -145,6 +140,12 @@ async def test_a_run_leaves_no_secret_anywhere_while_it_lasts_and_afterwards(
         _check_places(here, tmp_path)
     assert here.canaries.in_files(tmp_path, kept=False) == {}
     assert not list((tmp_path / "tmp").iterdir())
+
+
+def _all_restarted(run: pb.Run) -> bool:
+    return len(run.replicas) == len(GIVEN) and all(
+        replica.state == "running" and replica.restarts for replica in run.replicas
+    )
 
 
 def _check_processes(here: Here, run: pb.Run) -> None:
