@@ -19,6 +19,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 NODES = "services.learner.nodes"
+# Long enough to be looked at.
+STEPS = 10
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -33,7 +35,7 @@ async def site(
 
 async def test_a_learner_on_two_nodes_trains_and_leaves_nothing(site: Site) -> None:
     wish = spec(site, "cluster")
-    wish["learner"]["steps"] = 2
+    wish["learner"]["steps"] = STEPS
     wish["launcher"]["sky"]["learner"]["num_nodes"] = 2
     run = await started(site, wish)
     first = await run.serving(LEARNER)
@@ -45,5 +47,5 @@ async def test_a_learner_on_two_nodes_trains_and_leaves_nothing(site: Site) -> N
     ended = await run.ended()
     assert ended.outcome == pb.OUTCOME_COMPLETED
     await check_gone(run, ended)
-    assert run.log("learner-0").count('"event": "step"') == 2
+    assert run.log("learner-0").count('"event": "step"') == STEPS
     assert '"event": "the service ended"' in run.log("learner-node-1")
