@@ -62,7 +62,7 @@ async def test_a_machine_that_never_comes_is_no_capacity(sky: FakeSky, backend: 
     sky.status = "STARTING"
     with pytest.raises(CapacityError):
         await backend.start(brief((ROLLOUT, 0), patience_s=0.2))
-    assert sky.job(sky.attempts[0]["name"]).over
+    assert sky.job(sky.attempts[-1]["name"]).over
 
 
 @pytest.mark.parametrize(
