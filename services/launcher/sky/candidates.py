@@ -100,6 +100,15 @@ def of_attempt(machines: Machines, attempt: int) -> Machines:
     return Machines(ordered=turned, num_nodes=machines.num_nodes)
 
 
+def of_group(machines: Machines, attempt: int) -> Machines:
+    """For what a Job Group declares: SkyPilot takes one region for all of its candidates, and not
+    always the first, so that each further attempt names a single one."""
+    turned = of_attempt(machines, attempt)
+    if attempt <= 1:
+        return turned
+    return Machines(ordered=turned.candidates[:1], num_nodes=machines.num_nodes)
+
+
 def shared_infra(config: SkyConfig) -> list[str]:
     """Why services with candidates on different clouds cannot share a private network."""
     if config.network == "public":

@@ -9,7 +9,7 @@ from services.launcher.config import LauncherConfig
 from services.launcher.ports import Launch
 from services.launcher.runs import GATEWAY, LEARNER, Key, RunMode
 from services.launcher.sky import names, secret_names
-from services.launcher.sky.candidates import cloud_of, machines_of, of_attempt
+from services.launcher.sky.candidates import cloud_of, machines_of, of_attempt, of_group
 from services.launcher.sky.script import Watched, run_script, weights_port
 from services.launcher.sky_config import Machine, Machines
 from services.launcher.units import EXIT_PREEMPTED
@@ -71,7 +71,8 @@ def task(site: Site, key: Key, attempt: int = 1) -> Document:
     """One replica: the task of a managed job, or in mode `cluster` of a cluster of its own."""
     service = key[0]
     sky = site.config.sky
-    machines = of_attempt(machines_of(sky, service), attempt)
+    declared = sky.mode == "group" and is_static(key)
+    machines = (of_group if declared else of_attempt)(machines_of(sky, service), attempt)
     document: Document = {"name": site.name(key)}
     if machines.num_nodes > 1:
         document["num_nodes"] = machines.num_nodes

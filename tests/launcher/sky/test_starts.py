@@ -10,8 +10,9 @@ from services.launcher.ports import (
     CapacityError,
     SetupError,
 )
-from services.launcher.runs import GATEWAY, ROLLOUT
+from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT
 from services.launcher.sky.records import Stage
+from tests.launcher.sky import specs
 from tests.launcher.sky.fake_client import FakeSky
 from tests.launcher.sky.starting import STATIC, brief, group
 
@@ -141,3 +142,16 @@ async def test_a_rollout_whose_group_finds_no_machines_comes_with_the_nextgroup(
     await group(backend)
     assert (await starting).name == sky.attempts[0]["name"]
     assert len(sky.attempts) == 2
+
+
+async def test_a_group_asks_for_one_candidate_in_each_further_attempt(
+    sky: FakeSky, backend: SkyBackend
+) -> None:
+    wish = {"ordered": [{"infra": "lambda/us-east-1"}, {"infra": "lambda/us-west-1"}]}
+    settings = specs.config(commit="HEAD", learner=wish)
+    for attempt in (1, 2, 3):
+        await backend.start(specs.launch((LEARNER, 0), settings, attempt=attempt))
+        sky.put(sky.submitted[-1][1]["name"], status="FAILED")
+    first, second, third = (documents[1]["resources"] for documents in sky.submitted)
+    assert [each["infra"] for each in first["ordered"]] == ["lambda/us-east-1", "lambda/us-west-1"]
+    assert (second["infra"], third["infra"]) == ("lambda/us-west-1", "lambda/us-east-1")
