@@ -1,5 +1,6 @@
 """Every rpc of every contract, found by its descriptors, and a server that answers them all."""
 
+import asyncio
 import importlib
 import pkgutil
 from collections.abc import AsyncIterator, Collection
@@ -78,7 +79,8 @@ class Recorder:
 async def refusals(
     channel: grpc.aio.Channel, given: Collection[Rpc], *, token: str | None = None
 ) -> dict[str, grpc.StatusCode]:
-    """How each rpc ends that does not end well, when called with an empty message."""
+    """How each rpc ends that does not end well, when called with an empty message, or a
+    stream of none."""
     metadata = () if token is None else (("authorization", f"Bearer {token}"),)
     codes: dict[str, grpc.StatusCode] = {}
     for rpc in given:
@@ -91,13 +93,19 @@ async def refusals(
 
 async def _called(channel: grpc.aio.Channel, rpc: Rpc, metadata: Any) -> None:
     method = getattr(channel, rpc.kind)(rpc.path)
-    request = iter([b""]) if rpc.streams_requests else b""
+    request = _silence() if rpc.streams_requests else b""
     call = method(request, metadata=metadata, timeout=5.0)
     if not rpc.streams_responses:
         await call
         return
     async for _ in call:
         continue
+
+
+async def _silence() -> AsyncIterator[bytes]:
+    """A caller that is refused while it writes may see INTERNAL: gRPC's, not ours."""
+    await asyncio.Event().wait()
+    yield b""
 
 
 def _as_it_is(message: bytes) -> bytes:

@@ -124,7 +124,9 @@ async def test_skypilot_that_is_not_installed_is_told_with_what_installs_it(
 async def test_an_api_server_that_does_not_answer_is_told(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "sky.py").write_text("")
+    (tmp_path / "sky" / "client").mkdir(parents=True)
+    for name in ("__init__.py", "client/__init__.py", "client/sdk.py"):
+        (tmp_path / "sky" / name).write_text("")
     content = spec(policy, tasks, "launcher.backend=sky")
     with double(lambda *_: (503, {})) as url:
         environ = {
