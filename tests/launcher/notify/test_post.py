@@ -179,6 +179,7 @@ async def test_a_target_that_is_away_does_not_hold_up_another(tmp_path: Path) ->
         assert double.keys == ["demo-2/1"]
 
 
+@pytest.mark.slow
 async def test_a_launcher_killed_at_any_step_leaves_one_message_of_each(tmp_path: Path) -> None:
     async with slack() as double:
         process = await asyncio.create_subprocess_exec(

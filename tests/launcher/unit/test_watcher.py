@@ -220,6 +220,7 @@ async def test_a_further_machine_of_anything_but_a_learner_is_refused(tmp_path: 
         assert "set num_nodes = 1 in [launcher.sky.rollout]" in here.output
 
 
+@pytest.mark.slow
 async def test_a_further_machine_of_a_learner_obeys_and_logs_but_does_not_speak_for_it(
     tmp_path: Path,
 ) -> None:

@@ -81,7 +81,8 @@ async def test_machines_without_the_checkpoint_go_on_from_it(
     assert published.fingerprint == there.fingerprint
 
 
-@pytest.mark.parametrize("whole", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("whole", [False, True])
 async def test_a_killed_machine_is_an_error_of_all_within_seconds(
     model_folder: Path, tmp_path: Path, whole: bool
 ) -> None:
