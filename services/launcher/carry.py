@@ -117,6 +117,22 @@ class Carrier:
         except BackendUnreachable as error:
             self.say_unreachable(str(error))
 
+    async def clean(self) -> None:
+        """Free what is left of the run, and write down what was found."""
+        run_id = self._book.run.run_id
+        number = self._operations.intend(run_id, "clean", run_id)
+        try:
+            evidence = await self._backend.clean(run_id)
+        except BackendUnreachable as error:
+            gone, detail = False, f"the backend cannot be asked: {error}"
+            self.say_unreachable(str(error))
+        else:
+            gone, detail = evidence.gone, evidence.detail
+            self.say_unreachable("")
+        self._operations.conclude(number, gone, detail)
+        run, notes = facts.cleaned(self._book.run, gone, detail, clock.now())
+        self._book.commit(run, notes, cause=detail)
+
     async def asked(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Ask the backend until it answers."""
         patience = _ASK_AGAIN_S

@@ -118,10 +118,16 @@ def _advance_drain(run: Run, now: float, policy: Policy) -> tuple[Run, list[Acti
             actions += drained
         if now < run.drain_by and not all(replica.exited for replica in live):
             return run, actions
-    if all(replica.state.over for replica in run.replicas.values()):
+    if all(replica.state.over for replica in run.replicas.values()) or _in_vain(run, now, policy):
         run = torn_down(run, now, policy)
         actions.append(Clean())
     return run, actions
+
+
+def _in_vain(run: Run, now: float, policy: Policy) -> bool:
+    """Killed for long enough by a backend that answers and does not say that they have ended: what
+    is left is for whoever looks for remains, and says so if they stay."""
+    return now >= run.drain_by + policy.clean_s and not run.unreachable
 
 
 def next_due(run: Run, now: float) -> float | None:

@@ -1,9 +1,11 @@
 """Keeps one run as it is wanted: the pure state machine, its ledger and a backend, in a loop."""
 
 import asyncio
+from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from services.launcher import books, clock, facts, runs
 from services.launcher.adopt import JOURNAL
@@ -15,7 +17,6 @@ from services.launcher.metering import Metering
 from services.launcher.ports import (
     NO_HOOKS,
     Backend,
-    BackendUnreachable,
     Hooks,
     Intent,
     Launch,
@@ -68,6 +69,7 @@ class Supervisor:
         self._wake = asyncio.Event()
         self._progress_at = 0.0
         self._silent: set[Key] = set()
+        self._carried: set[asyncio.Task[None]] = set()
 
     async def supervise(self) -> None:
         """Act on what is wanted until the run has ended and nothing of it runs."""
@@ -79,7 +81,7 @@ class Supervisor:
         async with asyncio.TaskGroup() as tasks:
             for replica in self.run.replicas.values():
                 if not replica.state.over and replica.state is not runs.ReplicaState.RESTARTING:
-                    tasks.create_task(self._carrier.take_over(replica.key))
+                    self._carry(tasks, self._carrier.take_over(replica.key))
             while not self.run.state.ended:
                 self._wake.clear()
                 run, actions = decide(self.run, clock.now(), self._policy)
@@ -88,6 +90,14 @@ class Supervisor:
                     await self._act(action, tasks)
                 self._report_silence()
                 await self._sleep()
+            for carried in self._carried:
+                # A replica whose end nobody has told of is waited for no longer.
+                carried.cancel()
+
+    def _carry(self, tasks: asyncio.TaskGroup, work: Coroutine[Any, Any, None]) -> None:
+        task = tasks.create_task(work)
+        self._carried.add(task)
+        task.add_done_callback(self._carried.discard)
 
     async def _preflight(self) -> None:
         """Ask whether the run may start; a stop meanwhile is not kept waiting."""
@@ -129,33 +139,15 @@ class Supervisor:
     async def _act(self, action: Action, tasks: asyncio.TaskGroup) -> None:
         match action:
             case Start(key):
-                tasks.create_task(self._carrier.start(key))
+                self._carry(tasks, self._carrier.start(key))
             case Drain(key):
-                tasks.create_task(self._carrier.drain(key))
+                self._carry(tasks, self._carrier.drain(key))
             case Kill(key):
-                tasks.create_task(self._carrier.kill(key))
+                self._carry(tasks, self._carrier.kill(key))
             case Clean():
-                await self._clean()
+                await self._carrier.clean()
             case Note():
                 return
-
-    async def _clean(self) -> None:
-        """Free what is left of the run, and write down what was found."""
-        operations, run_id = self._around.store.operations, self.run.run_id
-        # A launcher that died while it looked has left one open.
-        known = operations.open(run_id, "clean", run_id)
-        number = known.number if known else operations.intend(run_id, "clean", run_id)
-        try:
-            evidence = await self._around.backend.clean(run_id)
-        except BackendUnreachable as error:
-            gone, detail = False, f"the backend cannot be asked: {error}"
-            self._carrier.say_unreachable(str(error))
-        else:
-            gone, detail = evidence.gone, evidence.detail
-            self._carrier.say_unreachable("")
-        operations.conclude(number, gone, detail)
-        run, notes = facts.cleaned(self.run, gone, detail, clock.now())
-        self.commit(run, notes, cause=detail)
 
     def launch(self, key: Key) -> Launch:
         around = self._around

@@ -4,6 +4,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common import rpc
@@ -94,3 +96,36 @@ async def test_what_serves_is_drained_though_its_backend_has_not_said_that_it_st
         await stopping
         run = await served.get(run_id)
     assert run.state == pb.RUN_STATE_STOPPED
+
+
+class DeafBackend(FakeBackend):
+    """Answers that it has ended what it was asked to, and goes on."""
+
+    async def drain(self, unit: Unit) -> None:
+        self.drained.append(unit)
+
+    async def kill(self, unit: Unit) -> None:
+        self.killed.append(unit)
+
+
+@pytest.mark.parametrize(
+    ("remains", "cleanup"),
+    [("", pb.CLEANUP_VERIFIED), ("machine i-1 still runs", pb.CLEANUP_LEAK_SUSPECTED)],
+)
+async def test_a_run_whose_machines_never_end_does_not_drain_for_ever(
+    tmp_path: Path, remains: str, cleanup: "pb.Cleanup.ValueType"
+) -> None:
+    backend = DeafBackend()
+    backend.remains = remains
+    async with serving(tmp_path, backend) as served:
+        run_id = await served.start(spec(launcher={"clean_s": 0.5}))
+        await served.until(run_id, lambda run: len(backend.launches) == 3)
+        await registered(served, run_id)
+        request = pb.StopRunRequest(run_id=run_id, grace=rpc.duration(0.5))
+        await served.runs.StopRun(request)
+        run = await served.get(run_id)
+    assert (run.state, run.cleanup, run.cleanup_detail) == (
+        *(pb.RUN_STATE_STOPPED, cleanup, remains),
+    )
+    assert {replica.state for replica in run.replicas} == {"draining"}
+    assert len(backend.killed) >= 3
