@@ -1,0 +1,75 @@
+"""A whole run on one machine, by plain `sky launch` of the file that `flotilla plan` writes."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults import harness
+from tests.sky.box.layout import ROOT, SERVICES_PYTHON
+from tests.sky.sdk import launch, logs
+from tests.sky.session import SkySession
+from tests.sky.whole_run import materials
+
+pytestmark = [
+    pytest.mark.sky,
+    pytest.mark.timeout(900),
+    # SkyPilot uses what its own dependencies deprecate.
+    pytest.mark.filterwarnings("ignore"),
+]
+_NODE = {"infra": "slurm/mini/cpu", "cpus": "4", "memory": "4"}
+
+
+@pytest.fixture
+def made(sky_session: SkySession) -> Iterator[Path]:
+    with materials(sky_session) as folder:
+        yield folder
+
+
+def write_spec(made: Path) -> Path:
+    """Where the node reads it too; as it is, each service would get a machine of its own."""
+    wish = harness.spec(made / "policy", made / "tasks.json", steps=2)
+    wish["name"] = "solo"
+    del wish["learner"]["eval"]
+    machines = {name: {"ordered": [_NODE]} for name in ("learner", "env_gateway", "rollout")}
+    wish["launcher"] |= {
+        "backend": "sky",
+        "max_hours": 0.25,
+        "sky": {"setup": "true", "python": str(SERVICES_PYTHON), **machines},
+    }
+    path = made / "spec.json"
+    path.write_text(json.dumps(wish))
+    return path
+
+
+def test_a_plain_launch_trains_all_steps_on_the_chosen_tasks(
+    sky_session: SkySession, made: Path, tmp_path: Path
+) -> None:
+    sky: Any = import_module("sky")
+    plan = ("plan", str(write_spec(made)), "--one-machine", "--out", str(tmp_path))
+    flotilla = (sys.executable, "-m", "services.launcher.cli")
+    subprocess.run((*flotilla, *plan), cwd=ROOT, check=True, capture_output=True)
+    choices = [
+        ("MAX_TASKS", "8"),
+        ("FLOTILLA_TEST_TASKS", str(made / "tasks.json")),
+        ("OMP_NUM_THREADS", "1"),
+    ]
+    dags: Any = import_module("sky.utils.dag_utils")
+    [task] = dags.load_dag_from_yaml(str(tmp_path / "solo.yaml"), choices).tasks
+    job, _ = launch(task, "solo")
+    try:
+        shown = logs("solo", job)
+        status = sky.get(sky.job_status("solo"))[job]
+        [path] = sky_session.layout.home.rglob("runs/solo-*/spec.json")
+        wish = json.loads(path.read_text())
+    finally:
+        sky.get(sky.down("solo"))
+    assert status.name == "SUCCEEDED", shown
+    assert "step 2/2" in shown, shown
+    assert wish["learner"]["select"] == {"max_tasks": 8}
+    sky_session.box.until("the job's end", lambda: not sky_session.box.jobs())
