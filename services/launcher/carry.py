@@ -185,22 +185,17 @@ class Carrier:
         it is looked for before it is asked again."""
         operation = self._operations.open(launch.run_id, "start", _label(key))
         heard = operation is not None and operation.state is OperationState.SENT
-        patience = _ASK_AGAIN_S
-        while True:
-            try:
-                unit = await self.asked(lambda: self._backend.find(launch)) if heard else None
-                if unit is not None and await self._backend.attach(launch, unit):
-                    return unit
-                self._mark(key, OperationState.SENT)
-                heard = True
-                unit = await self._ask(launch)
-            except BackendUnreachable as error:
-                self.say_unreachable(str(error))
-                await asyncio.sleep(patience)
-                patience = min(2 * patience, _ASK_AGAIN_MAX_S)
-            else:
-                self.say_unreachable("")
+
+        async def attempt() -> Unit:
+            nonlocal heard
+            unit = await self._backend.find(launch) if heard else None
+            if unit is not None and await self._backend.attach(launch, unit):
                 return unit
+            self._mark(key, OperationState.SENT)
+            heard = True
+            return await self._ask(launch)
+
+        return await self.asked(attempt)
 
     async def _ask(self, launch: Launch) -> Unit:
         limit = self._means.start_limit_s
