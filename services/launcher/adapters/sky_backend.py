@@ -25,6 +25,7 @@ from services.launcher.ports import (
     Stray,
 )
 from services.launcher.runs import Exit, Unit
+from services.launcher.seal import forget_key, key_in, seal
 from services.launcher.sky import names, secret_names
 from services.launcher.sky.code import FOLDER, CodeError, pinned
 from services.launcher.sky.offers import Offerer
@@ -121,8 +122,12 @@ class SkyBackend:
     async def clean(self, run_id: str) -> Evidence:
         evidence = await self._sweeper.clean(run_id)
         ended = await self._auditor.clean(run_id) if evidence.gone else []
-        # What was ended only now is looked for once more.
-        return Evidence(False, "; ".join(ended)) if ended else evidence
+        if ended:
+            # It is looked for once more.
+            return Evidence(False, "; ".join(ended))
+        if evidence.gone:
+            forget_key(self._code_of(run_id))
+        return evidence
 
     async def strays(self, active: Collection[str]) -> list[Stray]:
         folders = await asyncio.to_thread(lambda: [path.name for path in self._runs.iterdir()])
@@ -159,7 +164,8 @@ class SkyBackend:
                 raise BackendError(str(error)) from error
         site = self._offers.site(launch, found.folder)
         wanted = secret_names.of_service(site.spec, launch.config, launch.key[0])
-        return Start(launch, site, _values(wanted, launch))
+        values = _values(wanted, launch)
+        return Start(launch, site, seal(values, key_in(found.folder)))
 
 
 def _values(wanted: Collection[str], launch: Launch) -> dict[str, str]:

@@ -122,9 +122,3 @@ def shared_infra(config: SkyConfig) -> list[str]:
         ' machines of different clouds do not reach each other; set network = "public", or name'
         " one cloud for all services"
     ]
-
-
-def on_slurm(config: SkyConfig) -> bool:
-    """Whether a replica may come to a node of Slurm."""
-    services = (LEARNER, GATEWAY, ROLLOUT)
-    return any(cloud_of(m) == "slurm" for s in services for m in machines_of(config, s).candidates)

@@ -71,11 +71,6 @@ class Offerer:
 def warnings(config: LauncherConfig) -> list[str]:
     """What a person should know before money is spent."""
     found = list(candidates.shared_infra(config.sky))
-    if candidates.on_slurm(config.sky):
-        found.append(
-            "SkyPilot shows a task's secrets on command lines of its Slurm node: others must not"
-            " share it; see docs/slurm.md"
-        )
     if config.max_hours is None:
         found.append(
             "launcher.max_hours is not set: machines end by themselves only after"

@@ -7,6 +7,7 @@ import shlex
 from dataclasses import dataclass
 
 from services.launcher.runs import LEARNER, ROLLOUT, Key
+from services.launcher.seal import KEY_FILE
 
 # In the folder of the code, which SkyPilot makes the working directory.
 SPEC_FILE = "spec.json"
@@ -93,6 +94,7 @@ def _watcher(watched: Watched, run_dir: str) -> str:
         *("--run-id", watched.run_id),
         *("--run-dir", run_dir),
         *("--registry", watched.registry),
+        *("--seal-key", KEY_FILE),
     )
     return shlex.join(words)
 

@@ -23,6 +23,7 @@ from services.launcher.adapters.unit_registry import Sender, UnitRegistry
 from services.launcher.config import LauncherConfig
 from services.launcher.ports import Launch
 from services.launcher.runs import EXIT_BAD_CONFIG, LEARNER, Policy
+from services.launcher.seal import unseal
 from services.launcher.sky_config import SkyConfig
 from services.launcher.unit.arguments import Arguments, parse_arguments
 from services.launcher.unit.guard import guarded
@@ -181,6 +182,7 @@ def main() -> int:
     service, replica = arguments.key
     try:
         wish = read_wish(arguments)
+        unseal(os.environ, arguments.seal_key)
         with handed_over() as secrets, guarded(lambda: _clean(wish, secrets)):
             log.setup(f"unit-{service}", arguments.run_id, replica=replica)
             log.get_logger(__name__).info("watching", command=shlex.join(arguments.command))

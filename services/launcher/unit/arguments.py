@@ -27,6 +27,7 @@ class Arguments:
     resume: bool
     metadata_url: str
     notice_file: Path | None
+    seal_key: Path | None
     command: tuple[str, ...]
 
     @property
@@ -64,6 +65,7 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
         resume=known.resume,
         metadata_url=known.metadata_url,
         notice_file=known.notice_file,
+        seal_key=known.seal_key,
         command=tuple(command),
     )
 
@@ -88,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--resume", action="store_true", help="the run has begun: never begin it anew here")
     add("--node", type=int, default=0, help="which of the learner's machines this is; 0 runs it")
     add("--notice-file", type=Path, help="a file that appears when the machine is taken away")
+    add("--seal-key", type=Path, help="opens the secrets that the launcher has sealed")
     add("--metadata-url", default=METADATA_URL, help="asked on machines that are spot")
     add("command", nargs="*", metavar="COMMAND", help="after --: what starts the service")
     return parser

@@ -1,8 +1,7 @@
 """A watcher and its replica, as on a rented machine, with canaries for what a machine is given.
 
-What SkyPilot hands over is in the environment that the watcher is started with, where it stays
-readable to the machine's user for as long as the watcher lives. It gets no further than the tests
-say.
+What SkyPilot hands over is in the environment that the watcher is started with, sealed. It gets no
+further than the tests say.
 """
 
 import asyncio
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from services.launcher.seal import KEY_FILE, key_in, seal
 from tests.launcher.canaries.canary import Canaries
 from tests.launcher.unit.harness import Machine, machine
 
@@ -20,14 +20,17 @@ from tests.launcher.unit.harness import Machine, machine
 OWN = ("FLEET_API_KEY", "WANDB_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY")
 
 
-def give(here: Machine, canaries: Canaries) -> None:
-    """Its secrets: the run's own of the harness, and those of others."""
+def give(here: Machine, canaries: Canaries) -> tuple[str, ...]:
+    """Its secrets, the run's own of the harness and those of others, sealed as the launcher does
+    it; the watcher's options for them."""
     environ = canaries.environ("http://127.0.0.1:9")
     here.secrets |= {name: environ[name] for name in OWN}
     canaries.values = {name: canaries.values[name] for name in OWN}
     canaries.values["FLOTILLA_TOKEN"] = here.secrets["FLOTILLA_TOKEN"]
     text = here.secrets["FLOTILLA_TLS"]
     canaries.values["FLOTILLA_TLS"] = text[len(text) // 2 :]
+    here.secrets = seal(here.secrets, key_in(here.temporary.parent))
+    return ("--seal-key", str(here.temporary.parent / KEY_FILE))
 
 
 async def test_the_runs_identity_stays_with_the_watcher_and_goes_with_it(
@@ -35,16 +38,15 @@ async def test_the_runs_identity_stays_with_the_watcher_and_goes_with_it(
 ) -> None:
     told, canaries = tmp_path / "told", Canaries()
     async with machine(tmp_path, tls=True, max_restarts=0) as here:
-        give(here, canaries)
-        process = await here.watch("tell", str(told))
+        options = give(here, canaries)
+        process = await here.watch("tell", str(told), options=options)
         await here.begins()
         await here.until(told.exists)
         assert canaries.on_command_lines() == {}
         found = canaries.in_environments(here.left())
         assert set(map(frozenset, found.values())) == {frozenset(OWN)}
-        assert canaries.in_environments([psutil.Process(process.pid)]) == {
-            process.pid: set(canaries.values)
-        }, "the one place, and only while it runs"
+        watcher = psutil.Process(process.pid)
+        assert canaries.in_environments([watcher]) == {process.pid: set()}
         _check_handed_over(here, json.loads(told.read_text())["argv"])
         told.unlink()
         await here.until(lambda: here.last() is not None)

@@ -1,6 +1,7 @@
 """A run on rented machines, on a SkyPilot in memory, with a canary for every secret there is."""
 
 import json
+import stat
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from services.launcher.adapters.registries import RunRegistries
 from services.launcher.adapters.sky_backend import SkyBackend
 from services.launcher.console import plan as plans
 from services.launcher.launcher import Equipment, Launcher
-from services.launcher.runs import RunMode
+from services.launcher.runs import Cleanup, RunMode
+from services.launcher.seal import KEY_FILE, unseal
+from services.launcher.sky.code import FOLDER
 from services.launcher.sky.ports import Document
 from services.launcher.store import Store
 from tests.launcher.canaries.canary import HOOK, Canaries
@@ -83,24 +86,36 @@ async def test_skypilot_is_told_names_of_secrets_and_each_task_gets_its_own_valu
     documents = [document for group in sky.submitted for document in group] + sky.attempts
     assert canaries.traces(json.dumps(documents).encode()) == set()
     assert not [document for document in documents if document.get("envs")]
-    _check_given([*documents[1:]], sky, canaries)
+    _check_given([*documents[1:]], sky, canaries, runs / run_id / FOLDER / KEY_FILE)
     # The ledger, the spec and the code that the machines get; WAL included.
     assert canaries.in_files(runs) == {}
     for job in [job for job in sky.table if not job.over]:
         sky.put(job.task, status="SUCCEEDED")
+    supervisor = launcher.active(run_id)
     await launcher.close(0.0)
     assert canaries.in_files(runs) == {}
+    assert supervisor is not None
+    assert supervisor.run.cleanup is Cleanup.VERIFIED
+    assert not list(runs.rglob(f"{KEY_FILE}*")), "what SkyPilot still has says nothing any more"
     store.close()
 
 
-def _check_given(documents: list[Document], sky: FakeSky, canaries: Canaries) -> None:
-    """Of the learner, the gateway and the rollout: names in the documents, values beside them."""
+def _check_given(
+    documents: list[Document], sky: FakeSky, canaries: Canaries, key_file: Path
+) -> None:
+    """Of the learner, the gateway and the rollout: names in the documents, and beside them values
+    that are sealed."""
+    assert canaries.traces(json.dumps([dict(each) for each in sky.secrets]).encode()) == set()
+    assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
+    opened = [dict(each) for each in sky.secrets]
+    for each in opened:
+        unseal(each, key_file)
     assert len({document["name"] for document in documents}) == len(GIVEN)
     for document in documents:
         service = document["resources"]["labels"]["flotilla-service"].replace("-", "_")
         assert set(document["secrets"]) == IDENTITY | GIVEN[service]
         assert set(document["secrets"].values()) == {None}
-    handed = [canaries.traces(json.dumps(dict(values)).encode()) for values in sky.secrets]
+    handed = [canaries.traces(json.dumps(values).encode()) for values in opened]
     named = [found - {"the run's token"} for found in handed]
     assert sorted(map(sorted, named)) == sorted(map(sorted, GIVEN.values()))
 

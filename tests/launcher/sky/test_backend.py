@@ -11,6 +11,7 @@ from services.launcher.ports import (
     CapacityError,
 )
 from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT, Exit
+from services.launcher.seal import KEY_FILE, unseal
 from services.launcher.sky import names
 from services.launcher.sky.records import Cluster
 from tests.launcher.sky import specs
@@ -26,7 +27,9 @@ async def test_learner_and_gateways_are_one_group_and_rollouts_join_it(
     (documents,) = sky.submitted
     assert [d["name"] for d in documents[1:]] == [units[0].name, units[1].name]
     assert [d["name"] for d in sky.attempts] == [units[2].name]
-    assert all(values["FLOTILLA_TOKEN"] == "canary-token" for values in sky.secrets)
+    for values in sky.secrets:
+        unseal(opened := dict(values), Path(documents[1]["workdir"]) / KEY_FILE)
+        assert opened["FLOTILLA_TOKEN"] == "canary-token"
     assert all(d["workdir"].endswith(f"{specs.RUN_ID}/code") for d in documents[1:])
 
 

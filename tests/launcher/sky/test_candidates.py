@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from services.launcher.runs import LEARNER, ROLLOUT
-from services.launcher.sky import candidates, offers
+from services.launcher.sky import candidates
 from services.launcher.sky.tasks import describe
 from services.launcher.sky_config import Machine, Machines
 from tests.launcher.sky.specs import config
@@ -84,10 +84,3 @@ def test_a_machine_is_described_with_all_that_was_wished_for() -> None:
     expected = "gcp/us-central1 H200:4, 200+ GiB, disk 500 GB of tier best, image docker:x, spot"
     assert describe(wish) == expected
     assert describe(Machine(cpus="4+", disk_tier="low")) == "any cloud 4+ CPUs, disk of tier low"
-
-
-@pytest.mark.parametrize("infra", ["slurm", "slurm/mini/gpu"])
-def test_a_plan_for_slurm_warns_that_its_nodes_show_secrets(infra: str) -> None:
-    said = offers.warnings(config(rollout={"ordered": [{"infra": infra}]}))
-    assert any("command lines" in each for each in said)
-    assert not candidates.on_slurm(config(rollout={"ordered": [{"infra": "aws"}]}).sky)
