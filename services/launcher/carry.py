@@ -18,6 +18,7 @@ from services.launcher.ports import (
     CapacityError,
     Launch,
     SetupError,
+    StartLostError,
 )
 from services.launcher.runs import EXIT_BAD_CONFIG, Exit, Key, Note, Policy, ReplicaState, Run, Unit
 from services.launcher.store import Store
@@ -170,6 +171,10 @@ class Carrier:
             )
             self._book.commit(run, notes, cause=str(error))
         except SetupError as error:
+            await self._undo(launch)
+            self._failed(key, str(error))
+            self._book.gone(key, Exit(1, str(error), unready=True))
+        except StartLostError as error:
             self._failed(key, str(error))
             self._book.gone(key, Exit(1, str(error)))
         except BackendError as error:

@@ -67,6 +67,7 @@ class LauncherConfig(Model):
             drain_s=self.drain_s,
             attempts=self.sky.provision.attempts,
             attempt_backoff_s=self.sky.provision.backoff_s,
+            setups=self.sky.provision.setups,
             clean_s=self.clean_s,
         )
 

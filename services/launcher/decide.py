@@ -75,8 +75,8 @@ def _restarted(replica: Replica, now: float, policy: Policy) -> Replica:
         replica,
         state=ReplicaState.STARTING,
         phase="",
-        # Asking for a machine once more is no restart.
-        restarts=replica.restarts + (replica.attempt == 1),
+        # Asking for a machine once more, or for another one, is no restart.
+        restarts=replica.restarts + (replica.attempt == 1 and not replica.setups),
         due=now + policy.start_timeout_s,
     )
 

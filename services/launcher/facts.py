@@ -58,10 +58,7 @@ def no_capacity(
             due=now + delay,
         )
         return run.put([replica]), [Note(f"{cause}; next in {delay:g} s")]
-    run = run.put([replace(replica, state=ReplicaState.FAILED)])
-    if all(other.state is ReplicaState.FAILED for other in run.of(replica.service)):
-        return end(run, Outcome.CAPACITY, now, policy, cause), [Note(cause)]
-    return run, [Note(cause)]
+    return _given_up(run, replica, Outcome.CAPACITY, now, policy, cause)
 
 
 def registered(run: Run, key: Key, address: str) -> Run:
@@ -78,7 +75,7 @@ def beat(run: Run, key: Key, phase: str, serving: bool) -> Run:
         return run
     replica = replace(replica, phase=phase)
     if serving and replica.state is ReplicaState.STARTING:
-        replica = replace(replica, state=ReplicaState.RUNNING, due=0.0)
+        replica = replace(replica, state=ReplicaState.RUNNING, setups=0, due=0.0)
     return run.put([replica])
 
 
@@ -107,6 +104,8 @@ def _failed(
 ) -> tuple[Run, list[Note]]:
     if how.preempted:
         return _begin_elsewhere(run, replica, now, policy)
+    if how.unready:
+        return _set_up_elsewhere(run, replica, how.tail, now, policy)
     recent = [at for at in replica.failures if now - at < policy.restart_window_s]
     failures = (*recent, now)
     replica = replace(replica, failures=failures)
@@ -116,13 +115,35 @@ def _failed(
         replica = replace(replica, state=ReplicaState.RESTARTING, due=now + delay)
         text = f"{cause}; restart {len(failures)} of {policy.max_restarts} in {delay:g} s"
         return run.put([replica]), [Note(text)]
-    run = run.put([replace(replica, state=ReplicaState.FAILED)])
     verdict = f"{cause}; gave up after {len(failures)} failures"
     if how.tail:
         verdict = f"{verdict}. Its last lines:\n{how.tail}"
+    return _given_up(run, replica, Outcome.FAILED, now, policy, verdict)
+
+
+def _given_up(
+    run: Run, replica: Replica, outcome: Outcome, now: float, policy: Policy, verdict: str
+) -> tuple[Run, list[Note]]:
+    """The run goes on without this replica, if there is another one of its service."""
+    run = run.put([replace(replica, state=ReplicaState.FAILED)])
     if all(other.state is ReplicaState.FAILED for other in run.of(replica.service)):
-        return end(run, Outcome.FAILED, now, policy, verdict), [Note(verdict)]
+        run = end(run, outcome, now, policy, verdict)
     return run, [Note(verdict)]
+
+
+def _set_up_elsewhere(
+    run: Run, replica: Replica, why: str, now: float, policy: Policy
+) -> tuple[Run, list[Note]]:
+    """A machine may be broken; if several are, it is what they are to be set up with."""
+    number = replica.setups + 1
+    replica = replace(replica, setups=number)
+    cause = f"{replica.label}: setup failed on machine {number} of {policy.setups}: {why}"
+    if number >= policy.setups:
+        verdict = f"{cause}; see launcher.sky.setup, and SkyPilot's log of it"
+        return _given_up(run, replica, Outcome.FAILED, now, policy, verdict)
+    delay = policy.backoff(number)
+    replica = replace(replica, state=ReplicaState.RESTARTING, due=now + delay)
+    return run.put([replica]), [Note(f"{cause}; another in {delay:g} s")]
 
 
 def _begin_elsewhere(

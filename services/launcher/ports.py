@@ -21,7 +21,11 @@ class CapacityError(BackendError):
 
 
 class SetupError(BackendError):
-    """There was a machine, and it could not be made ready. Counts like a crash of the replica."""
+    """There was a machine, and it could not be made ready. Another one may do."""
+
+
+class StartLostError(BackendError):
+    """Somebody else ended it before it was started. Counts like a crash of the replica."""
 
 
 class BackendUnreachable(Exception):
@@ -102,8 +106,8 @@ class Backend(Protocol):
     async def start(self, launch: Launch) -> Unit:
         """Start a replica; may take minutes on machines that must be found first.
 
-        Raises CapacityError, SetupError, BackendError. Cancelled, it leaves nothing that `find`
-        does not find.
+        Raises CapacityError, SetupError, StartLostError, BackendError. Cancelled, it leaves nothing
+        that `find` does not find.
         """
         ...
 

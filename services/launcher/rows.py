@@ -66,7 +66,7 @@ RUN_COLUMNS = (
 )
 REPLICA_COLUMNS = (
     *("run_id", "service", "replica", "state", "phase", "address", "restarts", "failures_json"),
-    *("attempt", "due", "unit", "pid", "started", "ref"),
+    *("attempt", "setups", "due", "unit", "pid", "started", "ref"),
 )
 
 
@@ -83,8 +83,8 @@ def replica_values(run_id: str, replica: Replica) -> tuple[Any, ...]:
         (None, None, None, "") if unit is None else (unit.name, unit.pid, unit.started, unit.ref)
     )
     head = (run_id, replica.service, replica.index, replica.state, replica.phase)
-    past = (replica.restarts, json.dumps(replica.failures), replica.attempt, replica.due)
-    return (*head, replica.address, *past, *found)
+    past = (replica.restarts, json.dumps(replica.failures), replica.attempt, replica.setups)
+    return (*head, replica.address, *past, replica.due, *found)
 
 
 def stored_run(row: sqlite3.Row, replicas: list[Replica]) -> StoredRun:
@@ -134,5 +134,6 @@ def replica_of(row: sqlite3.Row) -> Replica:
         restarts=row["restarts"],
         failures=tuple(json.loads(row["failures_json"])),
         attempt=row["attempt"],
+        setups=row["setups"],
         due=row["due"],
     )

@@ -120,12 +120,14 @@ class Exit:
     """How a unit ended: exit code (negative: killed by that signal) and its last log lines.
 
     The code is None where nobody saw it: of a process that outlived the launcher it belonged to.
-    `preempted`: its machine was taken away, which is no failure of its own.
+    `preempted`: its machine was taken away, which is no failure of its own. `unready`: its machine
+    was there, and its setup failed.
     """
 
     code: int | None
     tail: str = ""
     preempted: bool = False
+    unready: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,8 @@ class Replica:
 
     `due` depends on the state. STARTING: must serve by then; RESTARTING: start again then;
     DRAINING: killed then. `failures` are the times of recent failures, `attempt` is the number of
-    the request for a machine that is under way or next.
+    the request for a machine that is under way or next, `setups` are those that failed since it
+    last served.
     """
 
     service: str
@@ -146,6 +149,7 @@ class Replica:
     restarts: int = 0
     failures: tuple[float, ...] = ()
     attempt: int = 1
+    setups: int = 0
     due: float = 0.0
     # When it was last killed in vain.
     killed: float = -KILL_AGAIN_S
@@ -180,6 +184,8 @@ class Policy:
     # Requests for a machine that nobody has, and the wait before the second one.
     attempts: int = 4
     attempt_backoff_s: float = 120.0
+    # Machines that may turn out not to become ready.
+    setups: int = 2
     # How long it is looked for what an ended run may have left.
     clean_s: float = 600.0
 

@@ -2,7 +2,7 @@
 
 import sqlite3
 
-VERSION = 2
+VERSION = 3
 
 _BASE = """
 CREATE TABLE IF NOT EXISTS runs (
@@ -61,6 +61,11 @@ CREATE TABLE operations (
 );
 CREATE INDEX operations_of_run ON operations (run_id, name);
 """
+_THIRD = """
+ALTER TABLE replicas ADD COLUMN setups INTEGER NOT NULL DEFAULT 0;
+"""
+# What makes today's of a ledger of that version; 0 is none, or the first.
+_STEPS = {0: f"{_BASE}{_SECOND}{_THIRD}", 2: _THIRD}
 
 
 class LedgerError(Exception):
@@ -77,8 +82,8 @@ def prepare(db: sqlite3.Connection, path: str) -> None:
     db.execute("BEGIN IMMEDIATE")
     try:
         # Another process may have been faster.
-        if _version(db) != VERSION:
-            for statement in f"{_BASE}{_SECOND}".split(";\n"):
+        if (found := _version(db)) != VERSION:
+            for statement in _STEPS[found].split(";\n"):
                 db.execute(statement)
             db.execute(f"PRAGMA user_version = {VERSION}")
     except BaseException:
@@ -92,7 +97,7 @@ def _version(db: sqlite3.Connection) -> int:
 
 
 def _refuse_unknown(found: int, path: str) -> None:
-    if found != 0:
+    if found not in _STEPS:
         raise LedgerError(
             f"{path} is a ledger of version {found}, and this flotilla knows version {VERSION}:"
             " use the flotilla that wrote it, or another --runs folder"

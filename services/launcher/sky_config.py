@@ -58,6 +58,8 @@ class ProvisionConfig(Model):
     backoff_s: float = Field(default=120.0, ge=0)
     # Of one attempt, from asking to a machine that its watcher reports from.
     timeout_s: float = Field(default=1800.0, gt=0)
+    # Machines of a replica whose setup may fail, before what they are set up with is to blame.
+    setups: int = Field(default=2, ge=1, le=20)
 
 
 class SkyConfig(Model):

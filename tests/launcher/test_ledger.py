@@ -69,6 +69,24 @@ def test_a_ledger_of_the_first_version_is_read_and_goes_on(tmp_path: Path) -> No
     Store(path).close()
 
 
+def test_a_ledger_of_the_second_version_goes_on_with_what_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "launcher.sqlite"
+    run = Run("r", "demo", {LEARNER: 1})
+    store = Store(path)
+    with store.transaction():
+        store.begin(run, "{}", 1.0, {})
+    books.write(store, run, run := run.put([Replica(LEARNER, 0, restarts=3)]), [], "started", [])
+    store.close()
+    db = sqlite3.connect(path)
+    db.executescript("ALTER TABLE replicas DROP COLUMN setups; PRAGMA user_version = 2;")
+    db.close()
+    store = Store(path)
+    stored = store.get("r")
+    assert stored is not None
+    assert stored.run == run
+    store.close()
+
+
 def test_every_transition_is_kept_with_its_cause_and_deadlines_survive(tmp_path: Path) -> None:
     store = Store(tmp_path / "launcher.sqlite")
     before = Run("r", "demo", {LEARNER: 1})
@@ -84,6 +102,7 @@ def test_every_transition_is_kept_with_its_cause_and_deadlines_survive(tmp_path:
                 ReplicaState.RESTARTING,
                 failures=(3.0, 4.0),
                 attempt=2,
+                setups=1,
                 due=99.5,
                 unit=Unit("u", 1, 2.0, "job 7"),
             )

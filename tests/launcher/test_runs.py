@@ -314,3 +314,21 @@ def _obey(run: Run, action: runs.Action, now: float) -> Run:
             return facts.cleaned(run, True, "", now)[0]
         case Drain() | Kill() | Note():
             return run
+
+
+def test_a_setup_that_fails_has_machines_of_its_own_and_uses_up_no_restart() -> None:
+    policy = replace(POLICY, max_restarts=0, setups=3)
+    unready = Exit(1, "no space left", unready=True)
+    run = all_started(new())
+    for number in (1, 2):
+        run, notes = facts.exited(run, (LEARNER, 0), unready, 10.0 * number, policy)
+        assert f"setup failed on machine {number} of 3: no space left" in notes[0].text
+        run, actions = decide(run, 10.0 * number + 5, policy)
+        assert Start((LEARNER, 0)) in actions
+        run = facts.started(run, (LEARNER, 0), Unit("u"), 10.0 * number + 6, policy)
+    assert run.replicas[LEARNER, 0].restarts == 0
+    served = facts.beat(run, (LEARNER, 0), "serving", serving=True)
+    assert served.replicas[LEARNER, 0].setups == 0
+    run, _ = facts.exited(run, (LEARNER, 0), unready, 30.0, policy)
+    assert (run.outcome, run.state) == (Outcome.FAILED, RunState.DRAINING)
+    assert "setup failed on machine 3 of 3" in run.error

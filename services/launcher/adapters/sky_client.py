@@ -21,6 +21,7 @@ from services.launcher.ports import (
     BackendUnreachable,
     CapacityError,
     SetupError,
+    StartLostError,
 )
 from services.launcher.sky.ports import Document
 from services.launcher.sky.records import NO_JOB, Cluster, Job
@@ -47,7 +48,7 @@ _environment = threading.Lock()
 class SkyClient:
     """Calls SkyPilot. Methods raise BackendUnreachable where nothing is known of what came of it.
 
-    Submissions also raise CapacityError, SetupError and BackendError.
+    Submissions also raise CapacityError, SetupError, StartLostError and BackendError.
     """
 
     def __init__(self) -> None:
@@ -199,7 +200,7 @@ class SkyClient:
         except (errors.CommandFailureException, errors.ClusterSetUpError) as error:
             raise SetupError(_brief(error)) from error
         except errors.RequestCancelled as error:
-            raise SetupError("its start was cancelled") from error
+            raise StartLostError("its start was cancelled") from error
         except (RuntimeError, OSError) as error:
             # The connection is lost, or the server and with it the request.
             raise BackendUnreachable(_NO_SERVER.format(error=_brief(error))) from error

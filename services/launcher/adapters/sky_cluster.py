@@ -59,7 +59,8 @@ class Clusters:
             if stage.over:
                 await self._client.down(name)
                 ends = {Stage.DONE: Exit(0), Stage.CANCELLED: Exit(_CANCELLED)}
-                return ends.get(stage, Exit(1, status))
+                unready = stage is Stage.FAILED_SETUP
+                return ends.get(stage, Exit(1, status, unready=unready))
             await asyncio.sleep(self._poll_s)
 
     async def _status(self, name: str) -> str | None:

@@ -9,7 +9,13 @@ import time
 from dataclasses import dataclass, field
 
 from services.launcher.adapters.sky_board import Board
-from services.launcher.ports import BackendError, CapacityError, Launch, SetupError
+from services.launcher.ports import (
+    BackendError,
+    CapacityError,
+    Launch,
+    SetupError,
+    StartLostError,
+)
 from services.launcher.runs import LEARNER, Exit, Key
 from services.launcher.sky import names, records, tasks
 from services.launcher.sky.ports import Client
@@ -22,7 +28,7 @@ _NONE = "nobody has such a machine now"
 _CANCELLED_STAGES = (Stage.CANCELLED, Stage.ENDING)
 
 
-class _CancelledError(SetupError):
+class _CancelledError(StartLostError):
     """Somebody has cancelled its job, or all of its group."""
 
 
@@ -105,7 +111,9 @@ class Groups:
             group, fresh = await self._group_of(start, gathering, deadline)
         except BaseException as error:
             # The gateways fail with it; a cancelled learner is no error of theirs.
-            known = error if isinstance(error, Exception) else SetupError("the start was cancelled")
+            known = (
+                error if isinstance(error, Exception) else StartLostError("the start was cancelled")
+            )
             gathering.group.set_exception(known)
             # Perhaps nobody waits.
             gathering.group.exception()
@@ -174,7 +182,7 @@ class Groups:
             await self._board.fresh()
             if type(error) is BackendError and await self._open(start) != group:
                 # Nothing is wrong with the wish: its learner has ended meanwhile.
-                raise SetupError(f"{start.name}: its group has ended") from error
+                raise StartLostError(f"{start.name}: its group has ended") from error
             raise
 
     async def _until_running(self, start: Start, since: int, deadline: float) -> None:
@@ -267,5 +275,7 @@ def _exit(job: Job) -> Exit:
             return Exit(0)
         case Stage.CANCELLED:
             return Exit(_CANCELLED)
+        case Stage.FAILED_SETUP:
+            return Exit(1, job.reason, unready=True)
         case _:
             return Exit(1, job.reason)

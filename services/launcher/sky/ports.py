@@ -12,7 +12,7 @@ class Client(Protocol):
     """Questions and wishes to SkyPilot's server.
 
     Any method raises BackendUnreachable where nothing is known of what came of it. Submissions
-    also raise CapacityError, SetupError and BackendError.
+    also raise CapacityError, SetupError, StartLostError and BackendError.
     """
 
     async def jobs(self) -> list[Job]:

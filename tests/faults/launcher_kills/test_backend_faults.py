@@ -38,9 +38,9 @@ async def test_a_cloud_that_never_has_machines_ends_the_run_for_want_of_capacity
 async def test_a_setup_that_fails_again_and_again_fails_the_run(tmp_path: Path) -> None:
     async with opened(tmp_path) as folder:
         folder.cloud.script(setup_fails=True)
-        await folder.begin(max_restarts=1)
+        await folder.begin(max_restarts=0)
         run = (await folder.ended()).run
-        assert "setup exited with code 7" in run.error
+        assert "setup failed on machine 2 of 2: setup exited with code 7" in run.error
         await gone(folder, Outcome.FAILED)
 
 

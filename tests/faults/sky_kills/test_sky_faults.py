@@ -48,12 +48,15 @@ async def test_machines_that_never_come_end_the_run_for_want_of_capacity(
 
 
 @_MODES
-async def test_a_setup_that_fails_is_no_want_of_capacity(tmp_path: Path, mode: str) -> None:
+async def test_a_setup_that_fails_is_no_want_of_capacity_and_no_crash(
+    tmp_path: Path, mode: str
+) -> None:
     async with opened(tmp_path, mode) as folder:
         folder.script(setup_fails=True)
-        await folder.begin(max_restarts=1)
+        await folder.begin(max_restarts=0)
         run = (await folder.gone(Outcome.FAILED)).run
         assert run.state is RunState.FAILED
+        assert "setup failed on machine 2 of 2: " in run.error
         assert "setup exited with code 7" in run.error
         assert all(replica.attempt == 1 for replica in run.replicas.values())
 

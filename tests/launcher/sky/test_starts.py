@@ -9,6 +9,7 @@ from services.launcher.ports import (
     BackendError,
     CapacityError,
     SetupError,
+    StartLostError,
 )
 from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT
 from services.launcher.sky.records import Stage
@@ -38,7 +39,7 @@ async def test_a_group_that_ends_while_somebody_joins_is_no_wrong_wish(
         BackendError("no such group"),
         lambda: sky.put(learner.name, status="FAILED"),
     )
-    with pytest.raises(SetupError, match="its group has ended"):
+    with pytest.raises(StartLostError, match="its group has ended"):
         await backend.start(brief((ROLLOUT, 0)))
     await group(backend)
     sky.refusal, sky.before_refusal = BackendError("a wrong wish"), None
