@@ -11,7 +11,7 @@ from grpc import StatusCode
 
 from services.common import log
 from services.common.config import ConfigError
-from services.launcher import leaks
+from services.launcher import clock, leaks
 from services.launcher import plan as plans
 from services.launcher.admission import Admission, refuse
 from services.launcher.config import LauncherConfig
@@ -44,6 +44,11 @@ MAX_REPLICAS = 256
 # In place of the digest of a request that must begin nothing.
 _CANCELLED = "cancelled"
 REAP_EVERY_S = 300.0
+_LOOK_S = 0.5
+_NEXT_LAUNCHER = (
+    "its services were told to end and its machines end when their watchers hear of no launcher;"
+    " `flotilla reap`, once the backend answers, goes on with it"
+)
 _log = log.get_logger(__name__)
 
 
@@ -68,7 +73,7 @@ class Launcher:
         self._backends: dict[str, Backend] = {}
         self._starting = asyncio.Lock()
         self._active: dict[str, Supervisor] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._closing = False
 
     def backend(self, name: str) -> Backend:
@@ -191,8 +196,8 @@ class Launcher:
         supervisor = Supervisor(stored, config, around)
         self._active[run_id] = supervisor
         task = asyncio.create_task(self._see_through(supervisor), name=f"run {run_id}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[run_id] = task
+        task.add_done_callback(lambda _: self._tasks.pop(run_id))
 
     async def _see_through(self, supervisor: Supervisor) -> None:
         run_id = supervisor.run.run_id
@@ -272,12 +277,22 @@ class Launcher:
         return supervisor.run.state
 
     async def close(self, grace_s: float) -> None:
-        """Stop all runs and take no more."""
+        """Stop all runs and take no more. What the grace was too short for, because a backend
+        cannot be asked, stays in the ledger for the next launcher."""
         self._closing = True
         for supervisor in self._active.values():
             supervisor.stop(grace_s)
         while self._tasks:
-            await asyncio.wait(self._tasks)
+            await asyncio.wait(self._tasks.values(), timeout=_LOOK_S)
+            self._leave_unreachable()
+
+    def _leave_unreachable(self) -> None:
+        for run_id, supervisor in self._active.items():
+            run = supervisor.run
+            draining = run.state is RunState.DRAINING
+            if draining and run.unreachable and clock.now() >= run.drain_by:
+                _log.error("not ended", run_id=run_id, why=run.unreachable, hint=_NEXT_LAUNCHER)
+                self._tasks[run_id].cancel()
 
     def hurry(self) -> None:
         """End all runs now."""

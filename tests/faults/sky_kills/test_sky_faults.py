@@ -1,6 +1,7 @@
 """What SkyPilot and its clouds may do to a run: refuse, fail, be away, take machines back."""
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,27 @@ async def test_a_run_that_is_stopped_while_the_server_is_gone_ends_when_it_is_ba
         assert stored.ending and not stored.state.ended and len(folder.machines()) == 3
         await folder.up()
         await stopping
+        await folder.gone(Outcome.STOPPED)
+
+
+async def test_a_launcher_that_must_go_while_the_server_is_gone_leaves_the_run_to_the_next(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path) as folder:
+        await phases.training(folder)
+        await folder.down()
+        await folder.until(lambda: folder.stored().run.unreachable != "")
+        begun = time.monotonic()
+        assert folder.process is not None
+        folder.process.terminate()
+        await asyncio.sleep(0.2)
+        # Once more: it shall not wait for the replicas to drain.
+        folder.process.terminate()
+        assert await folder.process.wait() == 0
+        assert time.monotonic() - begun < 20
+        assert folder.stored().run.state is RunState.DRAINING and len(folder.machines()) == 3
+        await folder.up()
+        await folder.launch()
         await folder.gone(Outcome.STOPPED)
 
 
