@@ -47,7 +47,8 @@ def test_without_capacity_the_next_region_is_taken_and_a_preempted_machine_is_no
     assert "served by vm-" in logs("elsewhere", job)
     assert len(status("elsewhere")) == 1
     cloud.preempt(machine["id"])
-    assert status("elsewhere") == []
+    # Where SkyPilot's own look at the cluster takes too long, it answers what it knew before.
+    until("the machine is missed", lambda: status("elsewhere") == [])
 
 
 def test_a_machine_outlives_the_api_server_that_was_booting_it(sky_session: SkySession) -> None:

@@ -23,6 +23,7 @@ from services.common.tls import Tls, channel_credentials
 from services.launcher import identity
 from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT, SERVICES
 from tests.contract.everything import of_service, refusals
+from tests.launcher.canaries.canary import Canaries
 from tests.sky.session import SkySession
 from tests.sky.whole_run import UP_S, Site, WholeRun, launched, materials, spec, started
 
@@ -75,6 +76,18 @@ async def test_replicas_on_nodes_of_their_own_train_under_tls(whole: WholeRun) -
     await whole.until(lambda _: whole.steps() >= 2)
     for replica in (await whole.get()).replicas:
         await check_refuses_strangers(whole, replica.service, replica.address)
+    check_shows_no_secret(whole)
+
+
+def check_shows_no_secret(run: WholeRun) -> None:
+    """SkyPilot's database and files, here and on the nodes, and what `ps` shows to everybody."""
+    minted, layout = Canaries(), run.session.layout
+    minted.values = {}
+    minted.add_minted(run.runs, run.run_id)
+    assert {f"the TLS key of {service}" for service in SERVICES} < minted.values.keys()
+    assert minted.on_command_lines() == {}
+    for folder in (layout.client, layout.home, layout.log):
+        assert minted.in_files(folder, kept=False) == {}
 
 
 async def check_refuses_strangers(run: WholeRun, service: str, address: str) -> None:

@@ -66,7 +66,7 @@ class Canaries:
         for path in folder.rglob("*"):
             if not path.is_file() or (kept and path.relative_to(folder).parts[0] in KEPT):
                 continue
-            if traces := self.traces(path.read_bytes()):
+            if traces := self.traces(_read(path)):
                 found[str(path.relative_to(folder))] = traces
         return found
 
