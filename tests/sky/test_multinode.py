@@ -33,8 +33,9 @@ async def site(
             yield served
 
 
-async def test_a_learner_on_two_nodes_trains_and_leaves_nothing(site: Site) -> None:
-    wish = spec(site, "cluster")
+@pytest.mark.parametrize("mode", ["group", "cluster"])
+async def test_a_learner_on_two_nodes_trains_and_leaves_nothing(site: Site, mode: str) -> None:
+    wish = spec(site, mode)
     wish["learner"]["steps"] = STEPS
     wish["launcher"]["sky"]["learner"]["num_nodes"] = 2
     run = await started(site, wish)
