@@ -45,6 +45,7 @@ def facts_of(
         cleanup=run.cleanup,
         cleanup_detail=run.cleanup_detail,
         tracker=tracker_link(stored.spec_json),
+        tasks=selected_tasks(stored.spec_json),
         before=before,
         after=stored.metrics.get(FIRST_LAST),
         log=log,
@@ -66,6 +67,18 @@ def tracker_link(spec_json: str) -> str:
         return ""
     project = tracking.get("project", "fleet-task-grpo")
     return f"https://wandb.ai/{tracking['entity']}/{project}"
+
+
+def selected_tasks(spec_json: str) -> str:
+    """The task file and what is chosen of it: `all.json; modality tool_use; max_tasks 100`."""
+    learner: Any = json.loads(spec_json or "{}").get("learner", {})
+    chosen: dict[str, Any] = learner.get("select", {})
+    said = [f"{key} {_listed(value)}" for key, value in chosen.items() if value not in (None, [])]
+    return "; ".join([*([learner["tasks"]] if "tasks" in learner else []), *said])
+
+
+def _listed(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def alarm_said(run_dir: Path, rule: str, scope: str) -> dict[str, str]:

@@ -56,6 +56,8 @@ class Facts:
     cleanup: Cleanup = Cleanup.PENDING
     cleanup_detail: str = ""
     tracker: str = ""
+    # Which tasks it is about, as the spec selects them.
+    tasks: str = ""
     # Share of held-out tasks that passed, in the first evaluation and in the newest.
     before: float | None = None
     after: float | None = None
@@ -115,6 +117,7 @@ def _started(facts: Facts, *, resumed: bool) -> Message:
         ("Mode", facts.mode.value.replace("_", " ")),
         ("Backend", facts.backend),
         ("Services", services),
+        ("Tasks", facts.tasks),
         ("Cost", _estimate(facts)),
         ("Tracker", facts.tracker),
     ]

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from services.launcher.adapters.slack import Slack, text_of
 from services.launcher.adapters.webhook import Webhook
+from services.launcher.notify.facts import selected_tasks
 from services.launcher.notify.messages import Facts, Kind, Message, of_spending, of_state
 from services.launcher.notify.notifier import Notifier, targets_of
 from services.launcher.notify.outbox import Letter, Outbox, Target
@@ -45,6 +46,18 @@ def test_the_start_says_what_runs_where_and_what_it_may_cost() -> None:
     for part in (RUN, "1 learner, 2 rollout", "sky", "https://wandb.ai/team/project"):
         assert part in text
     assert "$12.50 an hour, $300.00 in 24 h; stops at $100.00" in text
+
+
+def test_the_start_says_which_tasks_are_selected() -> None:
+    select = {"modality": "tool_use", "env_keys": ["shop", "bank"], "max_tasks": 100}
+    spec_json = json.dumps({"learner": {"tasks": "data/all.json", "select": select}})
+    (message,) = of_state(RunState.PREFLIGHT, facts(tasks=selected_tasks(spec_json)))
+    assert (
+        "*Tasks:* data/all.json; modality tool_use; env_keys shop, bank; max_tasks 100"
+        in text_of(message)
+    )
+    (without,) = of_state(RunState.PREFLIGHT, facts(tasks=selected_tasks("{}")))
+    assert "Tasks" not in text_of(without)
 
 
 def test_a_resumed_run_is_not_a_new_one() -> None:
