@@ -23,6 +23,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 
+_REAPED_S = 600.0
+
 
 @pytest.fixture(autouse=True)
 def as_it_was(sky_session: SkySession) -> Iterator[None]:
@@ -101,4 +103,25 @@ async def test_an_api_server_that_stops_while_machines_boot_ends_nothing_and_lea
         await rented.until(run_id, lambda run: not run.unreachable)
         ended = await rented.stop(run_id)
         assert (ended.state, ended.cleanup) == (pb.RUN_STATE_STOPPED, pb.CLEANUP_VERIFIED)
+        assert cloud.machines() == []
+
+
+async def test_what_a_cloud_that_is_away_could_not_end_is_suspected_said_and_reaped(
+    sky_session: SkySession, tmp_path: Path
+) -> None:
+    cloud = sky_session.cloud
+    async with launcher(tmp_path / "runs") as rented:
+        run_id = await rented.start(spec(sky_session, clean_s=30.0))
+        await rented.running(run_id)
+        cloud.set_broken(True)
+        ended = await rented.stop(run_id)
+        assert (ended.state, ended.outcome) == (pb.RUN_STATE_STOPPED, pb.OUTCOME_STOPPED)
+        assert ended.cleanup == pb.CLEANUP_LEAK_SUSPECTED
+        await rented.told("a leak is suspected")
+        assert cloud.machines()
+        cloud.set_broken(False)
+        async with asyncio.timeout(_REAPED_S):
+            # It ends what it finds, and is certain once it finds nothing.
+            while (await rented.get(run_id)).cleanup != pb.CLEANUP_VERIFIED:
+                await rented.stub.Reap(pb.ReapRequest())
         assert cloud.machines() == []
