@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.launcher import facts, runs
+from services.launcher.config import LauncherConfig
 from services.launcher.decide import decide, next_due
 from services.launcher.runs import (
     GATEWAY,
@@ -224,6 +225,19 @@ def test_nobody_having_a_machine_is_asked_again_and_then_the_outcome() -> None:
     run, _ = facts.no_capacity(run, (LEARNER, 0), "sold out", now, policy)
     assert (run.outcome, run.goal) == (Outcome.CAPACITY, RunState.FAILED)
     assert "sold out" in run.error
+
+
+def test_by_default_a_machine_is_asked_for_four_times_with_2_4_and_8_minutes_between() -> None:
+    policy = LauncherConfig().policy()
+    run, now = decide(new(), 0.0, policy)[0], 0.0
+    for delay in (120.0, 240.0, 480.0):
+        run, _ = facts.no_capacity(run, (LEARNER, 0), "sold out", now, policy)
+        assert run.replicas[LEARNER, 0].due - now == delay
+        now += delay
+        run, actions = decide(run, now, policy)
+        assert actions == [Start((LEARNER, 0))]
+    run, _ = facts.no_capacity(run, (LEARNER, 0), "sold out", now, policy)
+    assert (policy.attempts, run.outcome) == (4, Outcome.CAPACITY)
 
 
 def test_a_rollout_too_many_that_nobody_has_a_machine_for_does_not_fail_the_run() -> None:
