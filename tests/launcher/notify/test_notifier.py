@@ -96,6 +96,7 @@ def test_a_failure_carries_the_end_of_the_log_in_bounds() -> None:
 def test_a_stop_says_why(outcome: Outcome, words: str) -> None:
     (message,) = of_state(RunState.STOPPED, facts(outcome=outcome, cleanup=Cleanup.VERIFIED))
     assert words in message.title
+    assert "*Machines:* verified" in text_of(message)
 
 
 def test_a_suspected_leak_is_a_message_of_its_own() -> None:
