@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 
 from services.launcher.adapters.sky_prices import SkyPrices
-from services.launcher.sky.candidates import SINGLE_NODE
+from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT
+from services.launcher.sky import tasks
+from services.launcher.sky.candidates import NO_PORTS, SINGLE_NODE
 from services.launcher.sky.prices import Catalog
 from services.launcher.sky_config import Machine, Machines
+from tests.launcher.sky.specs import config, launch
 from tests.sky.box.layout import ROOT
 from tests.sky.catalog import write_catalog
 
@@ -18,6 +21,28 @@ pytestmark = [
     # SkyPilot uses what its own dependencies deprecate.
     pytest.mark.filterwarnings("ignore"),
 ]
+
+_GPU = {"accelerators": "H100:1", "disk_size": 300}
+_CPU = {"cpus": "4+", "memory": "16+"}
+# Of an infra: SkyPilot's name of the cloud, and what it takes for region and zone.
+_TAKEN = {
+    "lambda": ("Lambda", None, None),
+    "runpod": ("RunPod", None, None),
+    "vast": ("Vast", None, None),
+    "aws": ("AWS", None, None),
+    "gcp": ("GCP", None, None),
+    "azure": ("Azure", None, None),
+    "oci": ("OCI", None, None),
+    "nebius": ("Nebius", None, None),
+    "kubernetes": ("Kubernetes", None, None),
+    "slurm/mini/cpu": ("Slurm", "mini", "cpu"),
+    "ssh/pool": ("SSH", "ssh-pool", None),
+}
+# SkyPilot looks for these clusters first, here in vain: in its file, or by a package that is away.
+_LOOKED_UP: dict[str, tuple[type[Exception], str]] = {
+    "slurm/mini/cpu": (ValueError, "Cluster mini not found in Slurm config"),
+    "ssh/pool": (ImportError, "Failed to import dependencies for Kubernetes"),
+}
 
 
 @pytest.fixture
@@ -49,6 +74,28 @@ def test_a_group_is_a_job_group_whose_end_is_its_learners(home: Path, name: str)
     assert dag.primary_tasks == [dag.tasks[0].name]
     member = dags.load_dag_from_yaml(str(ROOT / f"deploy/sky/{name}-rollout.yaml"))
     assert [task.num_nodes for task in member.tasks] == [1]
+
+
+@pytest.mark.parametrize("mode", ["group", "cluster"])
+@pytest.mark.parametrize("infra", _TAKEN)
+def test_a_replica_is_a_valid_task_of_every_cloud(home: Path, infra: str, mode: str) -> None:
+    # Which ports Kubernetes can open, a cluster would have to say.
+    closed = infra.partition("/")[0] in {*NO_PORTS, "kubernetes", "ssh"}
+    network = "private" if closed else "public"
+    for service, wish in ((LEARNER, _GPU), (GATEWAY, _CPU), (ROLLOUT, _GPU)):
+        machines = {service: {"ordered": [{"infra": infra, **wish}]}}
+        replica = launch((service, 0), config(mode=mode, network=network, **machines))
+        site = tasks.site_of(replica, "abc", "10.0.0.5:4000", str(home))
+        document = tasks.task(site, (service, 0))
+        task: Any = import_module("sky").Task.from_yaml_config(document)
+        (taken,) = task.resources
+        assert (str(taken.cloud), taken.region, taken.zone) == _TAKEN[infra]
+        if infra in _LOOKED_UP:
+            refusal, words = _LOOKED_UP[infra]
+            with pytest.raises(refusal, match=words):
+                task.validate()
+        else:
+            task.validate()
 
 
 def test_prices_of_skypilot_and_of_its_catalog_agree(home: Path) -> None:
