@@ -28,11 +28,11 @@ from services.launcher.sky_config import SkyConfig
 from services.launcher.unit.arguments import Arguments, parse_arguments
 from services.launcher.unit.guard import guarded
 from services.launcher.unit.handover import Handover, handed_over
-from services.launcher.unit.notices import AnyNotices, FileNotices
+from services.launcher.unit.notices import UNTOLD_LEFT_S, AnyNotices, FileNotices
 from services.launcher.unit.outbox import Beside, Outbox
 from services.launcher.unit.ports import Notices
 from services.launcher.unit.run_folder import RunFolder
-from services.launcher.unit.watch import Cause, Watch
+from services.launcher.unit.watch import Watch
 from services.launcher.unit.watcher import Parts, Prepare, Watcher
 
 # Ctrl-C and a scheduler reach a whole session: signals so close are one wish.
@@ -100,8 +100,8 @@ async def _watcher(wish: Wish, secrets: Handover) -> AsyncGenerator[Watcher]:
         await stack.enter_async_context(channel)
         sender = Sender(given.run_id, given.key, incarnation, given.node)
         launcher = UnitRegistry(channel, sender)
-        beside = given.run_dir / "logs", given.key[0]
-        outbox = Outbox(launcher, wish.folder, given.label, incarnation, Beside(*beside))
+        beside = Beside(given.run_dir / "logs", given.key, given.node)
+        outbox = Outbox(launcher, wish.folder, given.label, incarnation, beside)
         launch = Launch(
             run_id=given.run_id,
             key=given.here,
@@ -162,13 +162,14 @@ def _prepare(wish: Wish, log_path: Path, policy: Policy) -> Prepare:
 
 
 def _obey_signals(watcher: Watcher) -> None:
-    """SIGTERM that the launcher did not announce is somebody else who wants the machine."""
+    """SIGTERM that the launcher did not announce is somebody else who wants the machine, and who
+    does not say when it goes."""
     first: list[float] = []
 
     def on_signal() -> None:
         if not first:
             first.append(time.monotonic())
-            watcher.drain(Cause.PREEMPTED)
+            watcher.lose_machine(UNTOLD_LEFT_S)
         elif time.monotonic() - first[0] > _SAME_SIGNAL_S:
             watcher.hurry()
 

@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="FLOTILLA_TOKEN and FLOTILLA_TLS are taken from the environment and handed to the"
         " command in files. Exit codes: the command's own; 69 the launcher was silent for too"
         " long, 75 the machine is taken away, 2 wrong configuration or nothing to resume from."
-        " SIGTERM drains; a second one ends the command at once.",
+        " SIGTERM drains, for a machine that goes in 25 s; a second one ends the command at once.",
         allow_abbrev=False,
     )
     add = parser.add_argument

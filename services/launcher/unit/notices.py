@@ -5,8 +5,9 @@ from pathlib import Path
 
 from services.launcher.unit.ports import Notices
 
-# A hook that leaves a file says no time: a little less than Slurm and Kubernetes leave by default.
-_FILE_LEFT_S = 25.0
+# What is left after a notice that says no time, a hook's file or a scheduler's SIGTERM: a little
+# less than the 30 s that both Slurm (KillWait) and Kubernetes leave by default before they kill.
+UNTOLD_LEFT_S = 25.0
 
 
 class FileNotices:
@@ -17,7 +18,7 @@ class FileNotices:
 
     async def notice(self) -> float | None:
         """See `ports.Notices`."""
-        return _FILE_LEFT_S if self._path.exists() else None
+        return UNTOLD_LEFT_S if self._path.exists() else None
 
 
 class AnyNotices:

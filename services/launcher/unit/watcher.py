@@ -94,6 +94,10 @@ class Watcher:
             _log.warning("draining", cause=cause.value, grace_s=grace_s)
         self._change(watches.end(self._watch, cause, time.monotonic(), grace_s))
 
+    def lose_machine(self, left_s: float) -> None:
+        """End the replica in order, and have said so before the machine is gone."""
+        self.drain(Cause.PREEMPTED, max(0.0, left_s - _MARGIN_S))
+
     def hurry(self) -> None:
         """End it now."""
         self._change(watches.end(self._watch, Cause.ASKED, time.monotonic(), 0.0))
@@ -180,7 +184,7 @@ class Watcher:
         while True:
             left_s = await self._parts.notices.notice()
             if left_s is not None:
-                self.drain(Cause.PREEMPTED, max(0.0, left_s - _MARGIN_S))
+                self.lose_machine(left_s)
                 return
             await asyncio.sleep(_NOTICE_S)
 

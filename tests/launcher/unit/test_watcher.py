@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from services.launcher.ports import UnitPhase
+from services.launcher.unit.notices import UNTOLD_LEFT_S
 from services.launcher.unit.watch import EXIT_SILENCE
 from services.launcher.units import EXIT_PREEMPTED
 from tests.launcher.harness import TOKEN
@@ -20,6 +21,8 @@ from tests.launcher.unit.harness import Machine, machine, metadata_server
 AWS = "/latest/meta-data/spot/instance-action"
 _SECRET_FILES = ["ca.pem", "cert.pem", "key.pem", "token"]
 GCP = "/computeMetadata/v1/instance/preempted"
+# From SIGTERM to SIGKILL, by default.
+SLURM_KILL_WAIT_S = 30.0
 
 
 async def test_a_crash_loop_ends_with_the_last_exit_code(tmp_path: Path) -> None:
@@ -67,8 +70,10 @@ async def test_a_command_to_drain_ends_it_with_the_code_of_the_service(tmp_path:
         assert here.log().endswith("drained\n")
 
 
-async def test_sigterm_drains_and_is_told_as_preemption(tmp_path: Path) -> None:
-    async with machine(tmp_path) as here:
+async def test_sigterm_drains_for_as_long_as_schedulers_wait_and_is_told_as_preemption(
+    tmp_path: Path,
+) -> None:
+    async with machine(tmp_path, drain_s=60.0) as here:
         process = await here.watch("litter")
         await here.begins()
         process.send_signal(signal.SIGTERM)
@@ -77,6 +82,30 @@ async def test_sigterm_drains_and_is_told_as_preemption(tmp_path: Path) -> None:
         assert not here.left()
         notes = here.served.launcher.store.events(here.run_id, 0)
         assert any("loses its machine" in str(event.body) for event in notes)
+        # The rest of these seconds is for the last word.
+        assert _graces(here) == [UNTOLD_LEFT_S - 2.0]
+        assert UNTOLD_LEFT_S < SLURM_KILL_WAIT_S
+
+
+def _graces(here: Machine) -> list[float]:
+    """What the watcher gave its service each time it had it drain."""
+    lines = [json.loads(line) for line in here.output.splitlines() if line.startswith("{")]
+    return [line["grace_s"] for line in lines if line["event"] == "draining"]
+
+
+@pytest.mark.slow
+async def test_what_ignores_sigterm_has_ended_and_said_so_before_a_scheduler_kills(
+    tmp_path: Path,
+) -> None:
+    async with machine(tmp_path, drain_s=60.0) as here:
+        process = await here.watch("deaf")
+        await here.begins()
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), SLURM_KILL_WAIT_S) == EXIT_PREEMPTED
+        assert not here.left()
+        last = here.last()
+        assert last is not None and last.exit is not None
+        assert last.exit.code == EXIT_PREEMPTED
 
 
 @pytest.mark.slow
