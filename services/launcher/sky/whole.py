@@ -14,6 +14,8 @@ CHOICES = {
     "MAX_TASKS": "learner.select.max_tasks",
     "DATA_VERSION": "learner.select.data_version",
 }
+# Text, whatever it looks like: unquoted, a version such as 0.3 would be a number.
+_QUOTED = ("DATA_VERSION",)
 RESUME = "RESUME_RUN_NAME"
 # Without it, wandb keeps what it is told on the machine.
 _OPTIONAL_SECRETS = ("WANDB_API_KEY",)
@@ -48,7 +50,8 @@ def _secrets(spec: dict[str, Any], config: LauncherConfig) -> dict[str, str | No
 
 def _script(spec_path: str, config: LauncherConfig) -> str:
     lines = ["CHOSEN=()", f'[ -z "${RESUME}" ] || CHOSEN+=("${RESUME}" --resume)']
-    lines += [f'[ -z "${name}" ] || CHOSEN+=("--{key}=${name}")' for name, key in CHOICES.items()]
+    for name, key in CHOICES.items():
+        lines.append(f'[ -z "${name}" ] || CHOSEN+=("--{key}={_value_of(name)}")')
     limit = tasks.hard_limit_s(config)
     lines.append(
         f"timeout --kill-after=60 {limit} {config.sky.python} -m services.launcher.cli train"
@@ -58,3 +61,9 @@ def _script(spec_path: str, config: LauncherConfig) -> str:
     return (
         "\n".join(['export PYTHONPATH="$PWD:$PWD/gen${PYTHONPATH:+:$PYTHONPATH}"', *lines]) + "\n"
     )
+
+
+def _value_of(name: str) -> str:
+    """The variable between double quotes of a shell, itself quoted as TOML does where it must
+    be."""
+    return f'\\"${{{name}//[\\"\\\\]/}}\\"' if name in _QUOTED else f"${name}"
