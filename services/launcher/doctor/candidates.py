@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.launcher.sky.candidates import machines_of
 from services.launcher.sky.prices import Catalog
-from services.launcher.sky_config import Machine, Machines
+from services.launcher.sky_config import Machine, SkyConfig
 
 _GIB = 2**30
 # SkyPilot's own, where a candidate names none.
@@ -50,10 +51,11 @@ class Room:
     sized: bool
 
 
-def rooms(machines: Machines, home: Path) -> Iterator[Room]:
-    """`home` is SkyPilot's folder: its catalog knows the memory of candidates that name none."""
+def rooms(sky: SkyConfig, service: str, home: Path) -> Iterator[Room]:
+    """Of the candidates that a service may be given. `home` is SkyPilot's folder: its catalog knows
+    the memory of those that name none."""
     catalog = Catalog(home)
-    for machine in machines.candidates:
+    for machine in machines_of(sky, service).candidates:
         yield _room(machine, catalog)
 
 

@@ -5,15 +5,15 @@ import sys
 from services.launcher.doctor.children import ask
 from services.launcher.doctor.results import Finding, NotApplicableError
 from services.launcher.doctor.subject import SERVICES, Subject
+from services.launcher.sky.candidates import machines_of
 
 
 async def clouds(subject: Subject) -> list[Finding]:
     if subject.backend != "sky":
         raise NotApplicableError("the run stays on this machine")
     sky = subject.plan.config.sky
-    machines = {"learner": sky.learner, "env_gateway": sky.env_gateway, "rollout": sky.rollout}
     wanted = {
-        service: [candidate.infra for candidate in machines[service].candidates]
+        service: [candidate.infra for candidate in machines_of(sky, service).candidates]
         for service in SERVICES
     }
     # SkyPilot lies in the launcher's own environment.

@@ -44,7 +44,7 @@ async def _here(subject: Subject, kept: int, shared: int) -> list[Finding]:
 
 
 def _elsewhere(subject: Subject, kept: int) -> list[Finding]:
-    found = list(rooms(subject.plan.config.sky.learner, subject.sky_home))
+    found = list(rooms(subject.plan.config.sky, LEARNER, subject.sky_home))
     small = [room for room in found if room.disk < kept]
     if not small:
         return []

@@ -83,8 +83,8 @@ def _gpu_keys(trainer: Needs, engine: Engine) -> list[tuple[str, bool]]:
 def _elsewhere(subject: Subject, trainer: Needs, engine: Engine) -> Iterator[Finding]:
     """Of each service, that at least one of its candidates is large enough."""
     sky, home = subject.plan.config.sky, subject.sky_home
-    for service, machines in ((LEARNER, sky.learner), (ROLLOUT, sky.rollout)):
-        judged = [list(_fits(service, room, trainer, engine)) for room in rooms(machines, home)]
+    for service in (LEARNER, ROLLOUT):
+        judged = [list(_fits(service, room, trainer, engine)) for room in rooms(sky, service, home)]
         small = [finding for found in judged for finding in found]
         if any(not found for found in judged):
             yield from (Finding(Status.WARN, found.detail) for found in small)

@@ -1,0 +1,64 @@
+"""What the doctor says of the machines that a spec asks for: of those that it would really get."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from services.launcher.doctor.results import Status
+from services.launcher.doctor.subject import Subject
+from tests.launcher.doctor.support import ROOT, double, probed, says, spec, subject
+from tests.launcher.doctor.test_faults import larger
+
+# As SkyPilot's SDK answers where Lambda alone may be used.
+SDK = """
+def check(clouds, verbose): return "request"
+def get(request): return {"default": {"lambda": ["compute"]}}
+"""
+
+
+def rented(policy: Path, tasks: Path, folder: Path, **sky: Any) -> Subject:
+    """8 billion parameters in bfloat16 on H200, at Lambda or at RunPod."""
+    large = larger(policy, folder / "large", 8.2e9)
+    content = spec(large, tasks, "policy.dtype=bfloat16", "launcher.backend=sky")
+    content["learner"]["rank"] = {"device": "cuda"}
+    content["rollout"]["engine"]["device"] = "gpu"
+    kind = {"accelerators": "H200:1"}
+    machines = {"any_of": [{"infra": "lambda", **kind}, {"infra": "runpod", **kind}]}
+    services = dict.fromkeys(("learner", "env_gateway", "rollout"), machines)
+    content["launcher"]["sky"] = {**services, **sky}
+    return subject(content, folder)
+
+
+async def test_only_candidates_at_the_one_cloud_that_the_spec_names_have_to_be_enabled(
+    policy: Path, tasks: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "sky" / "client").mkdir(parents=True)
+    for name, text in (("__init__.py", ""), ("client/__init__.py", ""), ("client/sdk.py", SDK)):
+        (tmp_path / "sky" / name).write_text(text)
+    with double(lambda *_: (200, {})) as url:
+        environ = {
+            "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT), str(ROOT / "gen")]),
+            "SKYPILOT_API_SERVER_ENDPOINT": url,
+        }
+
+        async def at(cloud: str | None) -> Any:
+            about = rented(policy, tasks, tmp_path / (cloud or "any"), cloud=cloud)
+            return await probed("clouds", subject(about.plan.spec, tmp_path, **environ))
+
+        says(await at("runpod"), Status.FAIL, "learner: not enabled: runpod")
+        says(await at("lambda"), Status.OK)
+        says(await at(None), Status.WARN, "learner: not enabled: runpod")
+
+
+async def test_sizes_are_those_of_the_one_cloud_that_the_spec_names(
+    policy: Path, tasks: Path, tmp_path: Path
+) -> None:
+    small = {"infra": "lambda", "accelerators": "H100:1", "disk_size": 100}
+    large = {"infra": "runpod", "accelerators": "H200:1", "disk_size": 900}
+    learner = {"ordered": [small, large]}
+    anywhere = rented(policy, tasks, tmp_path / "any", learner=learner)
+    there = rented(policy, tasks, tmp_path / "there", learner=learner, cloud="lambda")
+    says(await probed("memory", anywhere), Status.WARN, "lambda H100:1 has 80.0 GiB")
+    says(await probed("memory", there), Status.FAIL, "lambda H100:1 has 80.0 GiB")
+    says(await probed("disk", anywhere), Status.WARN, "too much for the disk of lambda H100:1")
+    says(await probed("disk", there), Status.FAIL, "too much for the disk of lambda H100:1")
