@@ -1,7 +1,12 @@
 """`flotilla plan`, and the task files in deploy/sky that it made."""
 
+import os
+import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,6 +18,13 @@ from tests.launcher.sky.specs import VMS
 
 _ROOT = Path(__file__).parents[3]
 _RUNS = Path("runs")
+# Of the machines that deploy/runs/qwen3-8b.toml asks for.
+_NEBIUS = """\
+InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,GpuInfo,SpotPrice
+cpu-d3_4vcpu-16gb,,,4.0,16.0,0.1,eu-north1,,
+gpu-h200-sxm_1gpu,H200,1.0,16.0,200.0,3.5,eu-north1,,
+gpu-h200-sxm_1gpu,H200,1.0,16.0,200.0,1.5,us-central1,,
+"""
 _MADE = {
     "openenv-fleet-grpo": True,
     "qwen3-8b": False,
@@ -74,6 +86,63 @@ def test_a_plan_says_machines_and_prices_offline(
     written = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert written == ["local-group.yaml", "local-rollout.yaml"]
     assert "sky" not in {name.partition(".")[0] for name in sys.modules}
+
+
+@pytest.fixture(scope="module")
+def offline() -> tuple[str, ...]:
+    """A command that runs another one without any network."""
+    nobody = "import socket; socket.create_connection(('192.0.2.1', 80), timeout=5)"
+    for words in (("unshare", "-rn"), ("unshare", "-n")):
+        if shutil.which("unshare") and not subprocess.run((*words, "true"), check=False).returncode:
+            tried = subprocess.run(
+                (*words, sys.executable, "-c", nobody), capture_output=True, text=True, check=False
+            )
+            assert "Network is unreachable" in tried.stderr
+            return words
+    pytest.skip("needs namespaces of the network")
+
+
+def _planned(offline: tuple[str, ...], home: Path) -> tuple[str, dict[str, list[Any]]]:
+    """What `flotilla plan` says of deploy/runs/qwen3-8b.toml, and its files."""
+    words = ("-m", "services.launcher.cli", "plan", "deploy/runs/qwen3-8b.toml")
+    done = subprocess.run(
+        (*offline, sys.executable, *words),
+        cwd=_ROOT,
+        env={"HOME": str(home), "PATH": os.environ["PATH"]},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    said, *files = re.split(r"^# (.+[.]yaml)$", done.stdout, flags=re.MULTILINE)
+    texts = zip(files[::2], files[1::2], strict=True)
+    return said, {name: list(yaml.safe_load_all(text)) for name, text in texts}
+
+
+def test_a_plan_needs_no_network_and_no_catalog(offline: tuple[str, ...], tmp_path: Path) -> None:
+    said, files = _planned(offline, tmp_path)
+    assert "env_gateway x 1: nebius/eu-north1 4+ CPUs, 16+ GiB; price not known each" in said
+    assert "learner x 1: nebius/eu-north1 H200:1, 180+ GiB, disk 500 GB; price not known" in said
+    assert "rollout x 3: nebius/eu-north1 H200:1, disk 200 GB; price not known each" in said
+    assert "in total: price not known\n" in said
+    names = {"qwen3-8b-group.yaml", "qwen3-8b-rollout.yaml"}
+    made = {name: (_ROOT / "deploy/sky" / name).read_text() for name in names}
+    assert files == {name: list(yaml.safe_load_all(text)) for name, text in made.items()}
+
+
+def test_a_plan_knows_the_prices_of_a_catalog_without_a_network(
+    offline: tuple[str, ...], tmp_path: Path
+) -> None:
+    catalog = tmp_path / ".sky/catalogs/v8/nebius"
+    catalog.mkdir(parents=True)
+    (catalog / "vms.csv").write_text(_NEBIUS)
+    said, files = _planned(offline, tmp_path)
+    assert "4+ CPUs, 16+ GiB ($0.10/h); $0.10/h each" in said
+    assert "H200:1, 180+ GiB, disk 500 GB ($3.50/h); $3.50/h each" in said
+    assert "H200:1, disk 200 GB ($3.50/h); $3.50/h each" in said
+    assert "in total: $14.10/h\n" in said and "not known" not in said
+    assert "in launcher.max_hours, 72 h: $1,015.20" in said
+    assert len(files) == 2
 
 
 def test_a_wish_that_nobody_fulfils_is_a_bad_spec(
