@@ -30,6 +30,8 @@ class Needs:
     device: int = 0
     # The part of `device`, or of `host` on a CPU, that is only estimated.
     estimated: int = 0
+    # Of each of its machines.
+    gpus: int = 0
 
     @property
     def certain(self) -> int:
@@ -61,7 +63,7 @@ def learner(model: Figures, dtype: str, max_len: int, section: Mapping[str, Any]
     work = activations(model, dtype, max_len, rank)
     processes = rank["processes"]
     if cuda:
-        return Needs(processes * (far + _PROCESS_BYTES), near + work, work)
+        return Needs(processes * (far + _PROCESS_BYTES), near + work, work, processes)
     return Needs(processes * (near + far + work + _PROCESS_BYTES), 0, processes * work)
 
 
@@ -93,7 +95,12 @@ class Engine:
     # None: what `share` of the device leaves.
     cache: int | None
     share: float
-    gpu: bool
+    # 0 on a CPU.
+    gpus: int
+
+    @property
+    def gpu(self) -> bool:
+        return self.gpus > 0
 
     def room(self, device_bytes: int) -> int:
         """For the KV cache; negative where the weights alone are too large."""
@@ -121,7 +128,7 @@ def engine(model: Figures, dtype: str, max_len: int, section: Mapping[str, Any])
         max_num_seqs=options["max_num_seqs"],
         cache=cache if cache is not None or gpu else _CPU_KV_BYTES,
         share=options["gpu_memory_utilization"],
-        gpu=gpu,
+        gpus=parallel if gpu else 0,
     )
 
 

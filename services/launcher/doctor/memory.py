@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from services.launcher.config import LauncherConfig
 from services.launcher.doctor import budget
 from services.launcher.doctor.budget import Engine, Needs, gib
 from services.launcher.doctor.candidates import Room, rooms
@@ -10,7 +11,7 @@ from services.launcher.doctor.machine import Machine, this_machine
 from services.launcher.doctor.policy import NoPolicyError, policy_folder, without
 from services.launcher.doctor.results import Finding, Status, fail, ok, warn
 from services.launcher.doctor.subject import Subject
-from services.launcher.runs import LEARNER, ROLLOUT
+from services.launcher.runs import LEARNER, ROLLOUT, SERVICES
 
 _SMALLER = (
     "take a larger machine or a smaller policy, or lower learner.rank.pack_tokens,"
@@ -24,6 +25,8 @@ _LESS_ENGINE = (
     "raise rollout.engine.tensor_parallel or gpu_memory_utilization, lower policy.max_model_len, or"
     " take GPUs with more memory"
 )
+# What says how many GPUs one machine of a service takes.
+_GPUS_OF = {LEARNER: "learner.rank.processes", ROLLOUT: "rollout.engine.tensor_parallel"}
 
 
 async def memory(subject: Subject) -> list[Finding]:
@@ -39,9 +42,9 @@ async def memory(subject: Subject) -> list[Finding]:
     told = ok(_told(model, trainer, engine))
     if subject.backend == "local":
         here = await this_machine(subject.folder)
-        replicas = subject.plan.config.replicas()[ROLLOUT]
-        shared = budget.shared_memory(model, policy.dtype)
-        return [told, *_here(here, trainer, engine, replicas, shared)]
+        config, shared = subject.plan.config, budget.shared_memory(model, policy.dtype)
+        found = _here(here, trainer, engine, config.replicas()[ROLLOUT], shared)
+        return [told, *found, *_gpus_here(here, trainer, engine, config)]
     return [told, *_elsewhere(subject, trainer, engine)]
 
 
@@ -76,6 +79,31 @@ def _here(
     yield from on_gpu(trainer, engine, min(here.gpus), "a GPU of this machine")
 
 
+def _gpus_here(
+    here: Machine, trainer: Needs, engine: Engine, config: LauncherConfig
+) -> Iterator[Finding]:
+    """Whether there are as many GPUs as the services want, and as the launcher is to hand out."""
+    there = len(here.gpus)
+    if not there:
+        return
+    each, replicas = config.gpus(), config.replicas()
+    for service, wanted in ((LEARNER, trainer.gpus), (ROLLOUT, engine.gpus)):
+        share = each[service] or there
+        if wanted > share:
+            given = f"launcher.{service}.gpus gives" if each[service] else "this machine has"
+            yield _too_few(service, wanted, share, given)
+    asked = sum(each[service] * replicas[service] for service in SERVICES)
+    if asked > there:
+        what = f"launcher.SERVICE.gpus come to {asked} for all replicas, this machine has {there}"
+        yield fail(what, "lower them or launcher.rollout.replicas, or set them to 0 to share")
+
+
+def _too_few(service: str, wanted: int, there: int, given: str) -> Finding:
+    key = _GPUS_OF[service]
+    what = f"{given} {there} GPU{'s' if there > 1 else ''} for {key} = {wanted}"
+    return fail(what, f"lower {key}, or give each replica of {service} more GPUs")
+
+
 def _gpu_keys(trainer: Needs, engine: Engine) -> list[tuple[str, bool]]:
     return [("learner.rank.device", trainer.device > 0), ("rollout.engine.device", engine.gpu)]
 
@@ -95,13 +123,15 @@ def _elsewhere(subject: Subject, trainer: Needs, engine: Engine) -> Iterator[Fin
 def _fits(service: str, room: Room, trainer: Needs, engine: Engine) -> Iterator[Finding]:
     """What is too small about one candidate; nothing where its size is not known."""
     host = trainer.host if service == LEARNER else engine.host
-    wants_gpu = trainer.device > 0 if service == LEARNER else engine.gpu
+    wanted = trainer.gpus if service == LEARNER else engine.gpus
     where = f"{service}: {room.name}"
     if room.memory and host > room.memory:
         yield fail(f"{where} has {gib(room.memory)} of memory for {gib(host)}", _SMALLER)
-    if wants_gpu and room.gpus == 0 and room.sized:
+    if wanted and room.gpus == 0 and room.sized:
         yield fail(f"{where} has no GPU", f"name accelerators in launcher.sky.{service}")
-    if wants_gpu and room.gpu_memory:
+    if 0 < room.gpus < wanted:
+        yield _too_few(service, wanted, room.gpus, f"{where} has")
+    if wanted and room.gpu_memory:
         only = (trainer, None) if service == LEARNER else (None, engine)
         yield from on_gpu(*only, room.gpu_memory, where)
 
