@@ -160,18 +160,18 @@ class Carrier:
         try:
             unit = start.result()
         except asyncio.CancelledError:
-            await self._undo(launch)
+            await self.asked(lambda: self._backend.undo(launch))
             self._failed(key, "not wanted any more")
             self._book.gone(key, Exit(0))
         except CapacityError as error:
-            await self._undo(launch)
+            await self.asked(lambda: self._backend.undo(launch))
             self._failed(key, str(error))
             run, notes = facts.no_capacity(
                 self._book.run, key, str(error), clock.now(), self._means.policy
             )
             self._book.commit(run, notes, cause=str(error))
         except SetupError as error:
-            await self._undo(launch)
+            await self.asked(lambda: self._backend.undo(launch))
             self._failed(key, str(error))
             self._book.gone(key, Exit(1, str(error), unready=True))
         except StartLostError as error:
@@ -209,13 +209,6 @@ class Carrier:
                 return await self._backend.start(launch)
         except TimeoutError as error:
             raise CapacityError(f"no machine after {limit or 0:g} s") from error
-
-    async def _undo(self, launch: Launch) -> None:
-        """End what a start that nobody wants any more has left."""
-        unit = await self.asked(lambda: self._backend.find(launch))
-        if unit is not None and await self.asked(lambda: self._backend.attach(launch, unit)):
-            await self.asked(lambda: self._backend.kill(unit))
-            await self.asked(lambda: self._backend.wait(unit))
 
     async def _follow(self, key: Key, launch: Launch, unit: Unit) -> None:
         while True:

@@ -43,6 +43,7 @@ from services.launcher.supervise import Supervisor, Surroundings
 MAX_REPLICAS = 256
 # In place of the digest of a request that must begin nothing.
 _CANCELLED = "cancelled"
+_CLOSING = "this launcher is closing down"
 REAP_EVERY_S = 300.0
 _LOOK_S = 0.5
 _NEXT_LAUNCHER = (
@@ -150,8 +151,10 @@ class Launcher:
             if known is not None:
                 return _same_request(request_id, known, digest)
             if self._closing:
-                raise refuse(StatusCode.UNAVAILABLE, "CLOSING", "this launcher is closing down")
+                raise refuse(StatusCode.UNAVAILABLE, "CLOSING", _CLOSING)
             plan, run_id, prices = await self._admission.admit(spec_json, mode, resume)
+            if self._closing:
+                raise refuse(StatusCode.UNAVAILABLE, "CLOSING", _CLOSING)
             run_dir = self.folder / run_id
             run_dir.mkdir(exist_ok=True)
             (run_dir / plans.SPEC_FILE).write_text(plan.text)
@@ -280,6 +283,9 @@ class Launcher:
         """Stop all runs and take no more. What the grace was too short for, because a backend
         cannot be asked, stays in the ledger for the next launcher."""
         self._closing = True
+        async with self._starting:
+            # What was just being begun is active now, and stopped with the others.
+            pass
         for supervisor in self._active.values():
             supervisor.stop(grace_s)
         while self._tasks:

@@ -122,6 +122,10 @@ class Backend(Protocol):
         """The replica that a start of this has left, if any: nobody wrote down what came of it."""
         ...
 
+    async def undo(self, launch: Launch) -> None:
+        """End what a start of this has left, if anything: nobody wants it any more."""
+        ...
+
     async def wait(self, unit: Unit) -> Exit:
         """Return once the replica *and all it started* are gone."""
         ...

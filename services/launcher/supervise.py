@@ -158,7 +158,8 @@ class Supervisor:
     def gone(self, key: Key, how: Exit) -> None:
         """A replica has ended; its watcher knows more of that than its backend."""
         last = self.units.last(key)
-        if last is not None and last.exit is not None:
+        # What was said of a machine of before is no word on one that was never ready.
+        if last is not None and last.exit is not None and not how.unready:
             preempted = last.exit.code == EXIT_PREEMPTED
             how = Exit(last.exit.code, last.exit.tail or how.tail, preempted)
         self.roster.forget(key)
@@ -213,6 +214,9 @@ class Supervisor:
         if replica is None:
             # Somebody started it by hand to help; it goes when the run goes.
             return Command.DRAIN if self.run.ending else Command.NONE
+        if replica.state.over:
+            # SkyPilot has given a machine again to what it could not cancel.
+            return Command.STOP
         if replica.state is not runs.ReplicaState.DRAINING:
             return Command.NONE
         return Command.STOP if clock.now() >= replica.due else Command.DRAIN

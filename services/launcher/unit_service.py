@@ -1,6 +1,5 @@
 """The part of RegistryService that watchers on other machines call."""
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from services.launcher.plan import log_path
 from services.launcher.ports import UnitPhase, UnitReport
 from services.launcher.spool import MAX_CHUNK_BYTES, GapError, Spool
 from services.launcher.supervise import Supervisor
-from services.launcher.units import node_key
+from services.launcher.units import is_beside, node_key
 
 _PHASES: Mapping["registry_pb.UnitPhase.ValueType", UnitPhase] = {
     registry_pb.UNIT_PHASE_SETUP: UnitPhase.SETUP,
@@ -85,8 +84,9 @@ class Spools:
 
 def _beside(request: registry_pb.PushLogsRequest) -> str:
     """The name of a file: no way out of the folder, and no replica's or machine's own log."""
-    service, name = request.service, request.beside
-    if not re.fullmatch(rf"{re.escape(service)}-(?!node-)[a-z][a-z0-9-]*", name):
-        message = f"beside {name!r}: say {service}-NAME, with a name of a-z, 0-9 and -"
+    key, name = (request.service, request.replica), request.beside
+    if not is_beside(key, request.node, name):
+        prefix = f"{key[0]}-node-{request.node}" if request.node else key[0]
+        message = f"beside {name!r}: say {prefix}-NAME, with a name of a-z, 0-9 and -"
         raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_LOG", message)
     return name

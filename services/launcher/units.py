@@ -1,5 +1,6 @@
 """What the watchers on other machines say, pure: newest incarnation wins."""
 
+import re
 from dataclasses import dataclass
 
 from services.launcher.ports import UnitPhase, UnitReport
@@ -14,6 +15,14 @@ def node_key(key: Key, node: int) -> Key:
     """What a machine of a replica is known by: the first one, 0, by the replica's own key. Only
     learners, of which a run has one, have several."""
     return (f"{key[0]}-node", node) if node else key
+
+
+def is_beside(key: Key, node: int, name: str) -> bool:
+    """Whether that is a log which a service may keep beside its own on that machine, as a learner
+    does for its ranks: `learner-rank-0`, and `learner-node-1-rank-2` on a further one."""
+    service, number = node_key(key, node)
+    prefix = f"{service}-{number}" if node else service
+    return re.fullmatch(rf"{re.escape(prefix)}-(?!node-)[a-z][a-z0-9-]*", name) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,6 +146,39 @@ def _rollouts(run: WholeRun) -> set[tuple[str, str]]:
     return {each for each in run.trained_by() if each[0] == "rollout-0"}
 
 
+async def test_a_launcher_that_is_killed_has_a_successor_and_no_replica_notices(
+    site: Site, whole: WholeRun
+) -> None:
+    for service in SERVICES:
+        await whole.serving(service)
+    services, machines, done = whole.working(), whole.allocations(), whole.steps()
+    restarts = [replica.restarts for replica in (await whole.get()).replicas]
+    await site.kill()
+    await site.up()
+    await whole.until(lambda _: whole.steps() >= done + 2)
+    run = await whole.get()
+    assert run.state == pb.RUN_STATE_RUNNING
+    assert (whole.working(), whole.allocations()) == (services, machines)
+    assert [replica.restarts for replica in run.replicas] == restarts
+    assert whole.log("learner-0").count('"event": "serving"') == 1, "it was not disturbed"
+
+
+async def test_a_learner_whose_node_is_lost_goes_on_elsewhere_from_what_it_uploaded(
+    whole: WholeRun,
+) -> None:
+    node, box = await whole.serving(LEARNER), whole.session.box
+    await whole.until(lambda _: whole.uploaded() >= 2)
+    box.kill_node(node)
+    whole.lose_disk()
+    kept = whole.uploaded()
+    restored = f"Restored run {whole.run_id} at step {kept}"
+    await whole.until(lambda _: restored in whole.log("learner-0"), UP_S)
+    box.revive_node(node)
+    assert await whole.serving(LEARNER) != node
+    await whole.until(lambda _: whole.steps() >= kept + 2, UP_S)
+    assert whole.replica(await whole.get(), GATEWAY, 0).restarts == 0
+
+
 async def test_a_stopped_run_leaves_nothing(whole: WholeRun) -> None:
     await whole.serving(LEARNER)
     ended = await whole.stop()

@@ -10,8 +10,8 @@ import sys
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import asynccontextmanager, closing, contextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
 from services.common import rpc
 from services.launcher import address_file
 from services.launcher.identity import LAUNCHER
+from services.learner.checkpoints.remote_layout import stamps
 from services.learner.journal.store import FILE_NAME
 from tests.faults import harness
 from tests.sky.box.layout import LOGIN, ROOT, SERVICES_PYTHON
@@ -51,24 +52,77 @@ WHERE NOT EXISTS (
 
 @contextmanager
 def materials(session: SkySession) -> Generator[Path]:
-    """A folder with `policy` and `tasks.json` that all nodes can read."""
+    """A folder with `policy` and `tasks.json` that all nodes can read, and `uploads` to write."""
     folder = session.layout.shared / _NAME
     shutil.rmtree(folder, ignore_errors=True)
     command = (str(SERVICES_PYTHON), "-m", "tests.sky.materials", str(folder))
     variables = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'gen'}"}
     subprocess.run(command, cwd=ROOT, env=variables, check=True, timeout=120)
+    uploads = folder / "uploads"
+    uploads.mkdir()
+    uploads.chmod(0o777)
     yield folder
     shutil.rmtree(folder)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Site:
-    """A launcher that serves on the login host, and what its runs are made of."""
+    """A launcher that serves on the login host, a client of it, and what its runs are made of."""
 
     session: SkySession
     runs: Path
     made: Path
-    stub: "RunServiceAsyncStub"
+    _process: asyncio.subprocess.Process | None = None
+    _client: AsyncExitStack = field(default_factory=AsyncExitStack)
+    _stub: "RunServiceAsyncStub | None" = None
+
+    @property
+    def stub(self) -> "RunServiceAsyncStub":
+        assert self._stub is not None
+        return self._stub
+
+    async def up(self) -> None:
+        """Start the launcher; it takes over what another one has left."""
+        variables = {
+            **os.environ,
+            "FLOTILLA_TEST_TASKS": str(self.made / "tasks.json"),
+            "OMP_NUM_THREADS": "1",
+        }
+        listen = f"{self.session.layout.address(LOGIN)}:0"
+        with self.log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "services.launcher"),
+                *("--runs", str(self.runs), "--listen", listen),
+                cwd=ROOT,
+                env=variables,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        while (address := address_file.read(self.runs)) is None:
+            assert self._process.returncode is None, self.log.read_text()
+            await asyncio.sleep(_POLL_S)
+        opened = rpc.channel(address.address, token=address.token, tls=address.tls, peer=LAUNCHER)
+        stub: Any = RunServiceStub(await self._client.enter_async_context(opened))
+        self._stub = stub
+
+    @property
+    def log(self) -> Path:
+        return self.runs.with_name("launcher.log")
+
+    async def kill(self) -> None:
+        """As the kernel would, short of memory."""
+        assert self._process is not None
+        self._process.kill()
+        await self._process.wait()
+        await self._client.aclose()
+
+    async def down(self) -> None:
+        """It stops its runs before it ends."""
+        await self._client.aclose()
+        if self._process is not None and self._process.returncode is None:
+            self._process.terminate()
+            await asyncio.wait_for(self._process.wait(), _CLOSE_S)
 
 
 def spec(site: Site, mode: str = "group") -> dict[str, Any]:
@@ -81,6 +135,7 @@ def spec(site: Site, mode: str = "group") -> dict[str, Any]:
     # All nodes have the same two cores.
     wish["rollout"]["max_attempts"] = 4
     del wish["learner"]["eval"]
+    wish["learner"]["checkpoint"]["remote"] = f"file://{site.made}/uploads"
     wish["launcher"] |= {
         "backend": "sky",
         "max_hours": 0.75,
@@ -105,37 +160,13 @@ def spec(site: Site, mode: str = "group") -> dict[str, Any]:
 @asynccontextmanager
 async def launched(session: SkySession, folder: Path, made: Path) -> AsyncGenerator[Site]:
     """The real launcher, and a client of its RunService, for as long as the block runs."""
-    runs = folder / "runs"
-    runs.mkdir()
-    variables = {
-        **os.environ,
-        "FLOTILLA_TEST_TASKS": str(made / "tasks.json"),
-        "OMP_NUM_THREADS": "1",
-    }
-    listen = f"{session.layout.address(LOGIN)}:0"
-    with (folder / "launcher.log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "services.launcher", "--runs", str(runs), "--listen", listen),
-            cwd=ROOT,
-            env=variables,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-        )
+    site = Site(session, folder / "runs", made)
+    site.runs.mkdir()
     try:
-        while (address := address_file.read(runs)) is None:
-            assert process.returncode is None, (folder / "launcher.log").read_text()
-            await asyncio.sleep(_POLL_S)
-        async with rpc.channel(
-            address.address, token=address.token, tls=address.tls, peer=LAUNCHER
-        ) as channel:
-            stub: Any = RunServiceStub(channel)
-            yield Site(session, runs, made, stub)
+        await site.up()
+        yield site
     finally:
-        # It stops its runs before it ends.
-        if process.returncode is None:
-            process.terminate()
-        await asyncio.wait_for(process.wait(), _CLOSE_S)
+        await site.down()
 
 
 async def started(site: Site, wish: dict[str, Any]) -> "WholeRun":
@@ -150,14 +181,14 @@ class WholeRun:
         self.run_id = run_id
         self.runs = site.runs
         self.session = site.session
-        self._stub = site.stub
+        self._site = site
 
     async def get(self) -> pb.Run:
-        return (await self._stub.GetRun(pb.GetRunRequest(run_id=self.run_id))).run
+        return (await self._site.stub.GetRun(pb.GetRunRequest(run_id=self.run_id))).run
 
     async def scale(self, replicas: int) -> None:
         request = pb.ScaleServiceRequest(run_id=self.run_id, service="rollout", replicas=replicas)
-        await self._stub.ScaleService(request)
+        await self._site.stub.ScaleService(request)
 
     @staticmethod
     def replica(run: pb.Run, service: str, index: int) -> pb.ServiceReplica:
@@ -177,7 +208,7 @@ class WholeRun:
 
     async def stop(self) -> pb.Run:
         """As Ctrl-C does; the run as it has ended."""
-        await self._stub.StopRun(pb.StopRunRequest(run_id=self.run_id), timeout=UP_S)
+        await self._site.stub.StopRun(pb.StopRunRequest(run_id=self.run_id), timeout=UP_S)
         return await self.get()
 
     async def serving(self, service: str, index: int = 0) -> str:
@@ -205,7 +236,7 @@ class WholeRun:
     def _explained(self, run: pb.Run) -> str:
         run.ClearField("spec_json")
         run.ClearField("metrics")
-        files = [self.runs.with_name("launcher.log"), *self._logs().glob("*.log")]
+        files = [self._site.log, *self._logs().glob("*.log")]
         return "\n".join([str(run), *(f"{f.name}: {f.read_text()[-3000:]}" for f in files)])
 
     def _logs(self) -> Path:
@@ -218,6 +249,17 @@ class WholeRun:
     def steps(self) -> int:
         """Steps whose plans are committed."""
         return max((int(step) for (step,) in self._query("SELECT step FROM plans")), default=0)
+
+    def uploaded(self) -> int:
+        """The step of the newest checkpoint in the run's store."""
+        folder = self._site.made / "uploads" / self.run_id / "manifests"
+        names = (path.name for path in folder.iterdir()) if folder.exists() else ()
+        return max((stamp.step for stamp in stamps(names)), default=0)
+
+    def lose_disk(self) -> None:
+        """Of a learner's node: homes of Slurm are on another machine, and outlive theirs."""
+        [folder] = self.session.layout.home.rglob(f"runs/{self.run_id}")
+        shutil.rmtree(folder)
 
     def trained_by(self) -> set[tuple[str, str]]:
         """Replica and process, for all whose trajectories are in committed steps."""

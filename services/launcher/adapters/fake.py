@@ -56,6 +56,12 @@ class FakeBackend:
     async def find(self, launch: Launch) -> Unit | None:
         return next((unit for unit in self._ends if unit.name == launch.name), None)
 
+    async def undo(self, launch: Launch) -> None:
+        unit = await self.find(launch)
+        if unit is not None and await self.attach(launch, unit):
+            await self.kill(unit)
+            await self.wait(unit)
+
     async def wait(self, unit: Unit) -> Exit:
         # Whoever stops waiting must not end the unit for all others.
         return await asyncio.shield(self._ends[unit])

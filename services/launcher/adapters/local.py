@@ -90,6 +90,12 @@ class LocalBackend:
         found = (unit for name, unit in marked.items() if name.startswith(f"{launch.name}#"))
         return next(filter(_alive, found), None)
 
+    async def undo(self, launch: Launch) -> None:
+        unit = await self.find(launch)
+        if unit is not None and await self.attach(launch, unit):
+            await self.kill(unit)
+            await self.wait(unit)
+
     async def wait(self, unit: Unit) -> Exit:
         if unit in self._attached:
             return await self._wait_attached(unit)

@@ -33,6 +33,7 @@ from services.launcher.sky.ports import Client
 
 _POLL_S = 5.0
 _GATHER_S = 1.0
+_OWNER_FILE = ".owner"
 
 
 class SkyBackend:
@@ -54,7 +55,7 @@ class SkyBackend:
         self._root = root
         self._client = client
         self._poll_s = poll_s
-        self._owner = names.owner_of(runs)
+        self._owner = _kept_owner(self._runs)
         self._offers = Offerer(self._owner, prices())
         board = Board(client, poll_s)
         self._groups = Groups(client, board, gather_s)
@@ -93,6 +94,15 @@ class SkyBackend:
                 return Unit(name, started=time.time())
             if not coming:
                 return None
+            await asyncio.sleep(self._poll_s)
+
+    async def undo(self, launch: Launch) -> None:
+        name = names.member_name(self._owner, launch.run_id, launch.key)
+        while True:
+            coming = await self._client.under_way(name)
+            await self._keeper(launch, name).undo(name)
+            if not coming:
+                return
             await asyncio.sleep(self._poll_s)
 
     async def wait(self, unit: Unit) -> Exit:
@@ -166,6 +176,18 @@ class SkyBackend:
         wanted = secret_names.of_service(site.spec, launch.config, launch.key[0])
         values = _values(wanted, launch)
         return Start(launch, site, seal(values, key_in(found.folder)))
+
+
+def _kept_owner(runs: Path) -> str:
+    """The mark that the launcher of this folder began with: machines are renamed, and what it has
+    at SkyPilot is found by it."""
+    path = runs / _OWNER_FILE
+    runs.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        draft = path.with_name(f"{_OWNER_FILE}.draft")
+        draft.write_text(f"{names.owner_of(runs)}\n", encoding="utf-8")
+        draft.replace(path)
+    return path.read_text(encoding="utf-8").strip()
 
 
 def _values(wanted: Collection[str], launch: Launch) -> dict[str, str]:

@@ -19,17 +19,20 @@ class Board:
 
     async def jobs(self) -> list[Job]:
         """As of now or of the last `poll_s` seconds. Raises BackendUnreachable."""
+        return await self._since(time.monotonic() - self.poll_s)
+
+    async def fresh(self) -> list[Job]:
+        """As of now: something was changed, perhaps while somebody else was being answered."""
+        return await self._since(time.monotonic())
+
+    async def _since(self, earliest: float) -> list[Job]:
+        """What was asked for at that time or later."""
         async with self._lock:
-            if time.monotonic() >= self._asked_at + self.poll_s:
+            if self._asked_at < earliest:
                 now = time.monotonic()
                 self._seen = await self._client.jobs()
                 self._asked_at = now
             return self._seen
-
-    async def fresh(self) -> list[Job]:
-        """As of now: something was changed."""
-        self._asked_at = float("-inf")
-        return await self.jobs()
 
     async def pause(self) -> None:
         await asyncio.sleep(self.poll_s)

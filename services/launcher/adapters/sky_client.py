@@ -4,7 +4,6 @@ Every call is a request to SkyPilot's API server and blocks, so each runs in a t
 wrong is told apart by the type of its exception, never by its text.
 """
 
-import asyncio
 import os
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -16,6 +15,7 @@ import yaml
 
 from services.common.log import redact
 from services.launcher.adapters.sky_requests import Requests
+from services.launcher.adapters.threads import in_thread
 from services.launcher.ports import (
     BackendError,
     BackendUnreachable,
@@ -174,10 +174,10 @@ class SkyClient:
         return await self._ask(lambda: self._requests.forget(wanted))
 
     async def _ask(self, call: Callable[[], T]) -> T:
-        return await asyncio.to_thread(self._asked, call)
+        return await in_thread(lambda: self._asked(call))
 
     async def _attempt(self, call: Callable[[], T]) -> T:
-        return await asyncio.to_thread(self._attempted, call)
+        return await in_thread(lambda: self._attempted(call))
 
     def _asked(self, call: Callable[[], T]) -> T:
         """Whatever goes wrong with a question: its answer is not known."""
@@ -202,11 +202,21 @@ class SkyClient:
         except errors.RequestCancelled as error:
             raise StartLostError("its start was cancelled") from error
         except (RuntimeError, OSError) as error:
-            # The connection is lost, or the server and with it the request.
-            raise BackendUnreachable(_NO_SERVER.format(error=_brief(error))) from error
+            if not _is_servers(error):
+                # The connection is lost, or the server and with it the request.
+                raise BackendUnreachable(_NO_SERVER.format(error=_brief(error))) from error
+            # A machine that nobody can log in to, or SkyPilot's own part of it failed; what it
+            # could not reach, it may reach next time.
+            kind = SetupError if isinstance(error, RuntimeError) else CapacityError
+            raise kind(_brief(error)) from error
         # What is left is about the request itself, and SkyPilot says so in many types.
         except Exception as error:
             raise BackendError(_brief(error)) from error
+
+
+def _is_servers(error: BaseException) -> bool:
+    """Whether it was raised there, and handed on here: SkyPilot's server adds where it was."""
+    return hasattr(error, "stacktrace")
 
 
 def _with_secrets(document: Document, values: Mapping[str, str]) -> Document:

@@ -10,7 +10,9 @@ from services.launcher.sky.ports import Client
 from services.launcher.sky.records import NO_JOB, Cluster, Stage
 
 _CANCELLED, _KILLED = -15, -9
-_UP = "UP"
+_UP, _STOPPED = "UP", "STOPPED"
+# How often in a row SkyPilot may say that something is wrong with a machine, before it is ended.
+_LOOKS = 30
 
 
 class Clusters:
@@ -30,13 +32,13 @@ class Clusters:
             async with asyncio.timeout(start.limit_s):
                 await self._client.launch(document, start.secrets)
         except TimeoutError:
-            await self.kill(start.name)
             text = f"{start.name}: no machine was ready after {start.limit_s:g} s"
             raise CapacityError(text) from None
-        except CapacityError:
-            # What a failed attempt has left must not be in the way of the next.
-            await self._client.down(start.name)
-            raise
+
+    async def undo(self, name: str) -> None:
+        """End what a start has left, be it half a machine: the next one finds nothing in its
+        way."""
+        await self.kill(name)
 
     async def live(self, name: str) -> bool:
         """Whether its job goes on. One whose launch was never finished is launched again, on the
@@ -64,13 +66,23 @@ class Clusters:
             await asyncio.sleep(self._poll_s)
 
     async def _status(self, name: str) -> str | None:
-        try:
-            return await self._client.job_status(name)
-        except BackendUnreachable:
-            # A machine that was taken away does not answer either; its cloud knows.
-            if await self._found(name) is not None:
-                raise
-            return None
+        """That of its job; None where its machine is gone, or as good as gone."""
+        looks = 0
+        while True:
+            try:
+                return await self._client.job_status(name)
+            except BackendUnreachable:
+                # A machine that was taken away does not answer either; its cloud knows.
+                found = await self._found(name)
+                if found is not None and found.status == _UP:
+                    raise
+            looks += 1
+            if found is None:
+                return None
+            if found.status == _STOPPED or looks >= _LOOKS:
+                await self._client.down(name)
+                return None
+            await asyncio.sleep(self._poll_s)
 
     async def _found(self, name: str) -> Cluster | None:
         found = await self._client.clusters(certain=[name])

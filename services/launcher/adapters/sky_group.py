@@ -105,8 +105,10 @@ class Groups:
         gathering.starts[start.key] = start
         if start.key[0] != LEARNER:
             return await self._with_learner(start, gathering, deadline)
-        await asyncio.sleep(self._gather_s)
-        del self._gathering[start.launch.run_id]
+        try:
+            await asyncio.sleep(self._gather_s)
+        finally:
+            del self._gathering[start.launch.run_id]
         try:
             group, fresh = await self._group_of(start, gathering, deadline)
         except BaseException as error:
@@ -201,12 +203,14 @@ class Groups:
     async def _give_up(self, start: Start, job: Job | None, since: int) -> None:
         stage = job.stage if job is not None else Stage.WAITING
         missing = stage in (Stage.NO_CAPACITY, Stage.WAITING) or since in self._given_up
+        if missing:
+            # At first: others of its group see it cancelled, and are to know why.
+            self._given_up.add(since)
         if job is None or not job.over:
             await self._client.cancel([since])
         reason = job.reason if job is not None else ""
         what = f"{start.name}: {reason or stage.value}"
         if missing:
-            self._given_up.add(since)
             raise CapacityError(f"{what}; {_NONE}")
         if stage is Stage.REFUSED:
             raise BackendError(what)
@@ -224,6 +228,12 @@ class Groups:
             return False
         self._since[name] = job.job_id
         return True
+
+    async def undo(self, name: str) -> None:
+        """End what a start has left."""
+        if await self.live(name):
+            await self.kill(name)
+            await self.wait(name)
 
     async def wait(self, name: str) -> Exit:
         """How the replica's job ended, once it has."""

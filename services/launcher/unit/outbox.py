@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.common import log
+from services.launcher.runs import Key
 from services.launcher.unit.ports import Launcher, LauncherAwayError
+from services.launcher.units import is_beside
 
 # The launcher takes pieces of at most 256 KiB.
 CHUNK_BYTES = 256 * 1024
@@ -22,17 +24,20 @@ _log = log.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """The logs that a service keeps in `folder` beside its own, as a learner does for its ranks.
+    """The logs that a service keeps in `folder` beside its own on this machine, as a learner does
+    for its ranks.
 
     They are only ever appended to, whoever watches: each is an incarnation of its own.
     """
 
     folder: Path
-    service: str
+    key: Key
+    node: int = 0
 
     def logs(self) -> list[tuple[Path, str]]:
         """Each with its incarnation, which no file of another machine has."""
-        found = sorted(self.folder.glob(f"{self.service}-[a-z]*.log"))
+        there = sorted(self.folder.glob(f"{self.key[0]}-*.log"))
+        found = [path for path in there if is_beside(self.key, self.node, path.stem)]
         return [(path, f"{socket.gethostname()}-{path.stat().st_ino:x}") for path in found]
 
 

@@ -89,6 +89,12 @@ class FileCloud:
             return None
         return Unit(launch.name, 1, 1.0, ref=_read(file)["ref"])
 
+    async def undo(self, launch: Launch) -> None:
+        unit = await self.find(launch)
+        if unit is not None and await self.attach(launch, unit):
+            await self.kill(unit)
+            await self.wait(unit)
+
     async def wait(self, unit: Unit) -> Exit:
         while True:
             self._wishes_of_one_that_answers()

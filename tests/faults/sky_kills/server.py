@@ -171,6 +171,8 @@ class Server:
         if self._script.setup_fails:
             cluster.status = "UP"
             raise Refusal("CommandFailureException", "setup exited with code 7")
+        if self._script.no_login:
+            raise Refusal("RuntimeError", "Failed to SSH to 10.0.0.1 after timeout 600s")
         self._controller.run(cluster)
         cluster.job = "RUNNING"
 

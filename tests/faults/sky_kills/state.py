@@ -112,6 +112,8 @@ class Script:
     cancel_s: float = 0.0
     down_s: float = 0.0
     setup_fails: bool = False
+    # Machines of plain clusters come, and nobody can log in.
+    no_login: bool = False
     # Machines run nothing; they end when a test says so.
     bare: bool = True
 

@@ -62,6 +62,19 @@ async def test_a_setup_that_fails_is_no_want_of_capacity_and_no_crash(
         assert all(replica.attempt == 1 for replica in run.replicas.values())
 
 
+@_slow
+async def test_a_machine_that_nobody_can_log_in_to_is_given_back_and_not_asked_for_ever(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path, "cluster") as folder:
+        folder.script(no_login=True)
+        await folder.begin()
+        run = (await folder.gone(Outcome.FAILED)).run
+        assert "setup failed on machine 2 of 2: " in run.error
+        assert "Failed to SSH to 10.0.0.1" in run.error
+        assert run.unreachable == ""
+
+
 @pytest.mark.parametrize(
     "phase",
     [

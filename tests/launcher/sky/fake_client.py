@@ -1,5 +1,6 @@
 """SkyPilot in memory: it does what a test tells it."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,6 +24,8 @@ class FakeSky:
         # What happens just before it is raised.
         self.before_refusal: Callable[[], None] | None = None
         self.away = False
+        # Between what an answer says and its arrival.
+        self.hesitate_s = 0.0
         # The status of what is submitted next, and whether machines were asked for.
         self.status, self.asked = "RUNNING", True
         self.statuses: dict[str, str] = {}
@@ -57,7 +60,13 @@ class FakeSky:
 
     async def jobs(self) -> list[Job]:
         self._answer()
-        return list(self.table)
+        found = list(self.table)
+        await asyncio.sleep(self.hesitate_s)
+        return found
+
+    def stand_still(self, cluster: str, status: str) -> None:
+        """Its cloud has it in this state, which is not UP."""
+        self.machines[cluster] = Cluster(cluster, status)
 
     async def clusters(self, *, certain: Sequence[str] = ()) -> list[Cluster]:
         self._answer()
@@ -91,7 +100,10 @@ class FakeSky:
 
     async def job_status(self, cluster: str) -> str | None:
         self._answer()
-        return self.statuses.get(cluster) if cluster in self.machines else None
+        found = self.machines.get(cluster)
+        if found is not None and found.status != "UP":
+            raise BackendUnreachable(f"{cluster} is {found.status}")
+        return self.statuses.get(cluster) if found is not None else None
 
     async def cancel(self, job_ids: Sequence[int]) -> None:
         self._answer()

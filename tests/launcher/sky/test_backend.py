@@ -1,16 +1,18 @@
 """The backend of machines against a SkyPilot in memory; tests/sky has the real one."""
 
 import asyncio
+import socket
 from pathlib import Path
 
 import pytest
 
 from services.launcher.adapters.sky_backend import SkyBackend
+from services.launcher.adapters.sky_board import Board
 from services.launcher.ports import (
     BackendUnreachable,
     CapacityError,
 )
-from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT, Exit
+from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT, Exit, Unit
 from services.launcher.seal import KEY_FILE, unseal
 from services.launcher.sky import names
 from services.launcher.sky.records import Cluster
@@ -184,13 +186,65 @@ async def test_a_cluster_that_is_taken_away_is_an_end(sky: FakeSky, backend: Sky
     assert await ended == Exit(1, "its machine is gone", preempted=True)
 
 
-async def test_what_a_failed_launch_of_a_cluster_left_is_taken_down(
+async def test_a_cluster_that_somebody_stopped_is_ended_and_its_replica_begins_elsewhere(
     sky: FakeSky, backend: SkyBackend
 ) -> None:
+    unit = await backend.start(brief((ROLLOUT, 0), "cluster"))
+    ended = asyncio.create_task(backend.wait(unit))
+    sky.stand_still(unit.name, "STOPPED")
+    assert await ended == Exit(1, "its machine is gone", preempted=True)
+    assert sky.machines == {}
+
+
+async def test_a_cluster_that_is_out_of_order_for_a_while_is_waited_for(
+    sky: FakeSky, backend: SkyBackend
+) -> None:
+    unit = await backend.start(brief((ROLLOUT, 0), "cluster"))
+    ended = asyncio.create_task(backend.wait(unit))
+    sky.stand_still(unit.name, "INIT")
+    await asyncio.sleep(0.2)
+    assert not ended.done()
+    sky.machines[unit.name] = Cluster(unit.name, "UP")
+    sky.statuses[unit.name] = "SUCCEEDED"
+    assert await ended == Exit(0)
+
+
+@pytest.mark.parametrize("status", ["INIT", "UP", "STOPPED"])
+async def test_whatever_a_start_of_a_cluster_has_left_can_be_undone(
+    sky: FakeSky, backend: SkyBackend, status: str
+) -> None:
+    wish = brief((ROLLOUT, 0), "cluster")
     sky.refusal = CapacityError("none in us-east-1")
     with pytest.raises(CapacityError):
-        await backend.start(brief((ROLLOUT, 0), "cluster"))
+        await backend.start(wish)
+    [name] = sky.machines
+    sky.machines[name] = Cluster(name, status)
+    await backend.undo(wish)
     assert sky.machines == {}
+
+
+async def test_what_is_asked_after_a_change_is_no_answer_from_before_it(
+    sky: FakeSky, backend: SkyBackend
+) -> None:
+    board = Board(sky, poll_s=60.0)
+    sky.hesitate_s = 0.1
+    early = asyncio.create_task(board.jobs())
+    await asyncio.sleep(0.02)
+    late = asyncio.create_task(board.fresh())
+    await group(backend)
+    assert await early == []
+    assert len(await board.fresh()) == 2
+    assert await late is not early.result()
+
+
+async def test_a_launcher_whose_machine_is_renamed_finds_its_own(
+    sky: FakeSky, tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = await SkyBackend(tmp_path / "runs", root, sky, gather_s=0.0).orphans([])
+    units = await group(SkyBackend(tmp_path / "runs", root, sky, poll_s=0.02, gather_s=0.05))
+    monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
+    successor = SkyBackend(tmp_path / "runs", root, sky, poll_s=0.02)
+    assert before == [] and set(await successor.orphans([])) == {Unit(u.name) for u in units}
 
 
 async def test_strays_are_told_with_the_run_whose_folder_has_their_mark(

@@ -83,6 +83,28 @@ async def test_logs_that_a_service_keeps_beside_its_own_arrive_once_too(tmp_path
         assert [a.line for a in told if a.source == beside.stem] == ["one", "two", "no line yet"]
 
 
+async def test_a_further_machine_brings_the_logs_of_its_own_ranks_and_no_others(
+    tmp_path: Path,
+) -> None:
+    async with machine(tmp_path) as here:
+        there = here.served.launcher.folder / here.run_id / "logs"
+        logs = here.run_dir / "logs"
+        logs.mkdir(parents=True)
+        own = ("learner-node-1-rank-2.log", "learner-node-1.log")
+        # Machines of a Slurm share the folder.
+        for name in (own[0], "learner-rank-0.log", "learner-node-2-rank-4.log", "learner-a_b.log"):
+            (logs / name).write_text("out of memory\n")
+        options = ("--node", "1")
+        process = await here.watch("serve", service="learner", options=options)
+        await here.until(lambda: all((there / name).exists() for name in own))
+        process.send_signal(signal.SIGTERM)
+        begun = time.monotonic()
+        await process.wait()
+        assert time.monotonic() - begun < 15, "nothing is refused again and again"
+        assert (there / own[0]).read_text() == "out of memory\n"
+        assert {path.name for path in there.glob("*.log")} == set(own)
+
+
 async def test_a_hundred_followers_of_a_log_see_all_of_it_and_cost_little(tmp_path: Path) -> None:
     async with machine(tmp_path) as here:
         process = await here.watch("count", str(tmp_path / "truth"))

@@ -34,14 +34,19 @@ class ApiServerConnectionError(RuntimeError):
     """Nobody answers."""
 
 
-_TYPES = {
+_TYPES: dict[str, type[Exception]] = {
     each.__name__: each
-    for each in (CommandFailureException, ClusterSetUpError, ClusterDoesNotExist, RequestCancelled)
+    for each in (
+        *(CommandFailureException, ClusterSetUpError, ClusterDoesNotExist, RequestCancelled),
+        RuntimeError,
+    )
 }
 
 
 def of(error: dict[str, Any]) -> Exception:
-    """The exception that a server has told of."""
+    """The exception that a server has told of, with where it was raised, as SkyPilot's says it."""
+    found: Exception = _TYPES.get(error["type"], ValueError)(error["text"])
     if error["type"] == "ResourcesUnavailableError":
-        return ResourcesUnavailableError(error["text"], failover_history=[error["text"]])
-    return _TYPES.get(error["type"], ValueError)(error["text"])
+        found = ResourcesUnavailableError(error["text"], failover_history=[error["text"]])
+    found.stacktrace = "on the server"  # type: ignore[attr-defined]
+    return found
