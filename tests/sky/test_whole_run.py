@@ -21,6 +21,7 @@ import pytest_asyncio
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common.tls import Tls, channel_credentials
 from services.launcher import identity
+from services.launcher.adapters.sky_client import SkyClient
 from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT, SERVICES
 from tests.contract.everything import of_service, refusals
 from tests.launcher.canaries.canary import Canaries
@@ -191,10 +192,13 @@ async def check_gone(run: WholeRun, ended: pb.Run) -> None:
     assert ended.cleanup == pb.CLEANUP_VERIFIED, ended.cleanup_detail
     # SkyPilot has asked Slurm to end them, and Slurm leaves them some seconds.
     for _ in range(30):
-        if not run.allocations() and not run.working():
+        if not run.allocations() and not run.leftovers():
             break
         await asyncio.sleep(1.0)
-    assert (run.allocations(), run.working()) == ([], {})
+    assert (run.allocations(), run.leftovers()) == ([], {})
+    sky = SkyClient()
+    assert [job for job in await sky.jobs() if not job.over] == []
+    assert await sky.clusters() == []
     assert run.nodes() == {"idle"}
     assert identity.load_run(run.runs, run.run_id) is None
 

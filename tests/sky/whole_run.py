@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, field
@@ -72,6 +73,8 @@ class Site:
     session: SkySession
     runs: Path
     made: Path
+    # Of a node that has nothing to do, by its name.
+    daemons: dict[str, Counter[str]]
     _process: asyncio.subprocess.Process | None = None
     _client: AsyncExitStack = field(default_factory=AsyncExitStack)
     _stub: "RunServiceAsyncStub | None" = None
@@ -160,7 +163,7 @@ def spec(site: Site, mode: str = "group") -> dict[str, Any]:
 @asynccontextmanager
 async def launched(session: SkySession, folder: Path, made: Path) -> AsyncGenerator[Site]:
     """The real launcher, and a client of its RunService, for as long as the block runs."""
-    site = Site(session, folder / "runs", made)
+    site = Site(session, folder / "runs", made, processes(session))
     site.runs.mkdir()
     try:
         await site.up()
@@ -285,10 +288,32 @@ class WholeRun:
         """The states that Slurm's nodes are in."""
         return set(self.session.box.slurm("sinfo", "--noheader", "--Node", "--format=%t").split())
 
+    def leftovers(self) -> dict[str, Counter[str]]:
+        """By node, what runs there and would not if there had been no run."""
+        now, before = processes(self.session), self._site.daemons
+        more = {node: now[node] - before[node] - Counter({"": 1}) for node in now}
+        return {node: found for node, found in more.items() if found}
+
     def working(self) -> dict[str, list[str]]:
         """By node, the services that run there."""
         found = {node: _services(self.session, node) for node in self.session.layout.nodes}
         return {node: services for node, services in found.items() if services}
+
+
+def processes(session: SkySession) -> dict[str, Counter[str]]:
+    """By node, all that runs there: how many processes of which program."""
+    layout = session.layout
+    return {
+        node: Counter(map(_program, processes_in([layout.namespace(node)])))
+        for node in layout.nodes
+    }
+
+
+def _program(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def _services(session: SkySession, node: str) -> list[str]:
