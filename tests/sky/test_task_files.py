@@ -1,5 +1,9 @@
 """SkyPilot takes the task files in deploy/sky as they are, and knows the prices that plans show."""
 
+import os
+import socket
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -108,6 +112,27 @@ def test_prices_of_skypilot_and_of_its_catalog_agree(home: Path) -> None:
         # With nothing to fall back on, the price is SkyPilot's own.
         price = SkyPrices(Catalog(home / "empty")).cheapest(Machines(any_of=(machine,)))
         assert price is not None and price == pytest.approx(catalog.price(machine))
+
+
+def test_a_plan_does_not_wait_for_a_catalog_that_nobody_sends(tmp_path: Path) -> None:
+    words = ("-m", "services.launcher.cli", "plan", "deploy/runs/qwen3-8b.toml")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        proxy = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        done = subprocess.run(
+            (sys.executable, *words),
+            cwd=ROOT,
+            env={"HOME": str(tmp_path), "PATH": os.environ["PATH"], "HTTPS_PROXY": proxy},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
+        silent.setblocking(False)
+        asked, _ = silent.accept()
+        with asked, pytest.raises(BlockingIOError):
+            silent.accept()
+    assert "in total: price not known" in done.stdout
+    assert "learner x 1: nebius/eu-north1 H200:1" in done.stdout
 
 
 def test_clouds_without_multi_node_are_those_that_skypilot_names() -> None:

@@ -2,10 +2,14 @@
 
 import io
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import redirect_stderr, redirect_stdout
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from services.common import log
@@ -20,13 +24,23 @@ _HOUR_S = 3600.0
 _OWN = frozenset({"", "slurm", "kubernetes", "ssh"})
 # A cloud whose catalog could not be fetched is not asked for again so soon.
 _AGAIN_S = 600.0
+# Stands for all clouds.
+_ANY = "any"
+# SkyPilot fetches without a limit; where nobody answers it, people do not wait for a price.
+_PATIENCE_S = 5.0
 _log = log.get_logger(__name__)
 
 
 def prices() -> Prices:
     """The best that this environment has."""
-    catalog = Catalog(_HOME.expanduser())
-    return SkyPrices(catalog) if find_spec("sky") is not None else catalog
+    home = _HOME.expanduser()
+    return _of_skypilot(home) if find_spec("sky") is not None else Catalog(home)
+
+
+@cache
+def _of_skypilot(home: Path) -> "SkyPrices":
+    """One for all who ask, so that each of them need not find out that nobody answers."""
+    return SkyPrices(Catalog(home))
 
 
 class SkyPrices:
@@ -34,7 +48,7 @@ class SkyPrices:
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
-        # When each cloud could not be asked.
+        # When each cloud could not be asked, and when SkyPilot did not come back.
         self._away: dict[str, float] = {}
 
     def cheapest(self, machines: Machines) -> float | None:
@@ -42,20 +56,39 @@ class SkyPrices:
 
     def price(self, machine: Machine) -> float | None:
         cloud = cloud_of(machine)
-        if cloud in _OWN or time.monotonic() - self._away.get(cloud, -_AGAIN_S) < _AGAIN_S:
+        if cloud in _OWN or self._is_away(cloud) or self._is_away(_ANY):
             return self._catalog.price(machine)
         try:
             # It fetches what it lacks, and shows people how that goes.
             with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-                return self._computed(machine)
+                sky = import_module("sky")
+                return _in_time(lambda: _computed(sky, machine))
         # A price is for people to look at: whatever SkyPilot stumbles over must end no plan.
         except Exception as error:  # noqa: BLE001
-            self._away[cloud] = time.monotonic()
+            self._away[_ANY if isinstance(error, TimeoutError) else cloud] = time.monotonic()
             _log.info("SkyPilot has no price", machine=machine.infra, error=str(error)[:200])
             return self._catalog.price(machine)
 
-    def _computed(self, machine: Machine) -> float | None:
-        sky: Any = import_module("sky")
-        wish = sky.Resources(**machine.model_dump(exclude_defaults=True))
-        feasible = wish.cloud.get_feasible_launchable_resources(wish)
-        return min((each.get_cost(_HOUR_S) for each in feasible.resources_list), default=None)
+    def _is_away(self, cloud: str) -> bool:
+        return time.monotonic() - self._away.get(cloud, -_AGAIN_S) < _AGAIN_S
+
+
+def _computed(sky: Any, machine: Machine) -> float | None:
+    wish = sky.Resources(**machine.model_dump(exclude_defaults=True))
+    feasible = wish.cloud.get_feasible_launchable_resources(wish)
+    return min((each.get_cost(_HOUR_S) for each in feasible.resources_list), default=None)
+
+
+def _in_time(work: Callable[[], float | None]) -> float | None:
+    """The result of `work`, or a TimeoutError; then its thread ends with it or with the process."""
+    done = Future[float | None]()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        # Whoever waits raises it again.
+        except Exception as error:  # noqa: BLE001
+            done.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return done.result(_PATIENCE_S)
