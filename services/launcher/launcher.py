@@ -39,6 +39,7 @@ from services.launcher.runs import (
 )
 from services.launcher.store import Store, StoredRun
 from services.launcher.supervise import Supervisor, Surroundings
+from services.launcher.turns import unbroken
 
 MAX_REPLICAS = 256
 # In place of the digest of a request that must begin nothing.
@@ -99,8 +100,11 @@ class Launcher:
         try:
             config = plans.read_spec(stored.spec_json).config
         except (BadSpecError, ConfigError) as error:
-            # What runs of it is of no run now, and is ended.
-            leaks.abandon(self.store, stored.run, f"this launcher cannot read its spec: {error}")
+            # What runs of it is of no run now: ended here at once, elsewhere when looked for.
+            elsewhere = stored.run.backend != "local"
+            cleanup = Cleanup.LEAK_SUSPECTED if elsewhere else stored.run.cleanup
+            run = replace(stored.run, cleanup=cleanup, cleanup_detail="not looked for yet")
+            leaks.abandon(self.store, run, f"this launcher cannot read its spec: {error}")
             return
         now = time.time()
         self.store.add_event(run_id, now, "message", {"text": "another launcher took over"})
@@ -110,7 +114,7 @@ class Launcher:
     async def watch_for_leaks(self) -> None:
         """At first and now and then end what is of no run, wherever that is. Until cancelled."""
         while True:
-            await self.reap()
+            await unbroken(self.reap, "looking for leaks")
             await asyncio.sleep(REAP_EVERY_S)
 
     def _used(self) -> list[str]:

@@ -7,6 +7,7 @@ from services.common import log
 from services.launcher.ports import Observer
 from services.launcher.rows import Event, StoredRun
 from services.launcher.store import Store
+from services.launcher.turns import unbroken
 
 _LOOK_S = 0.5
 _log = log.get_logger(__name__)
@@ -22,7 +23,7 @@ class Teller:
     async def run(self) -> None:
         """Tell until cancelled."""
         while True:
-            await self.tell()
+            await unbroken(self.tell, "telling observers")
             await asyncio.sleep(_LOOK_S)
 
     async def tell(self) -> None:

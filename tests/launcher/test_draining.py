@@ -4,13 +4,14 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common import rpc
 from services.launcher.adapters.fake import FakeBackend
-from services.launcher.ports import Launch
+from services.launcher.ports import Launch, Offer
 from services.launcher.runs import Unit
 from tests.launcher.harness import Served, serving, spec
 
@@ -96,6 +97,61 @@ async def test_what_serves_is_drained_though_its_backend_has_not_said_that_it_st
         await stopping
         run = await served.get(run_id)
     assert run.state == pb.RUN_STATE_STOPPED
+
+
+async def test_a_replica_that_was_scaled_away_and_serves_again_is_told_to_stop(
+    tmp_path: Path,
+) -> None:
+    """SkyPilot gives a machine again to what is declared with its group."""
+    backend = FakeBackend()
+    async with serving(tmp_path, backend) as served:
+        run_id = await served.start(spec(launcher={"rollout": {"replicas": 2}}))
+        await served.until(run_id, lambda run: len(backend.launches) == 4)
+        request = pb.ScaleServiceRequest(run_id=run_id, service="rollout", replicas=1)
+        await served.runs.ScaleService(request)
+        await served.until(run_id, lambda run: _state(run, 1) == "stopped")
+        sender: dict[str, Any] = {"run_id": run_id, "service": "rollout", "replica": 1}
+        await served.registry.Register(
+            registry_pb.RegisterRequest(**sender, incarnation="again", address="127.0.0.1:1")
+        )
+        beat = registry_pb.HeartbeatRequest(**sender, incarnation="again", serving=True)
+        answer = await served.registry.Heartbeat(beat)
+        assert answer.command == registry_pb.COMMAND_STOP
+
+
+def _state(run: pb.Run, rollout: int) -> str:
+    found = (r for r in run.replicas if (r.service, r.replica) == ("rollout", rollout))
+    return next(found, pb.ServiceReplica()).state
+
+
+class HesitantBackend(FakeBackend):
+    """Takes its time to say what a run would be started on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.says = asyncio.Event(), asyncio.Event()
+
+    async def offer(self, launch: Launch) -> Offer:
+        self.asked.set()
+        await self.says.wait()
+        return await super().offer(launch)
+
+
+async def test_a_run_that_was_being_begun_when_its_launcher_had_to_go_is_not_begun(
+    tmp_path: Path,
+) -> None:
+    backend = HesitantBackend()
+    async with serving(tmp_path, backend) as served:
+        beginning = asyncio.ensure_future(served.start(spec()))
+        await backend.asked.wait()
+        closing = asyncio.create_task(served.launcher.close(0.0))
+        await asyncio.sleep(0)
+        backend.says.set()
+        with pytest.raises(grpc.aio.AioRpcError, match="closing down"):
+            await beginning
+        await closing
+        assert backend.launches == []
+        assert served.launcher.store.newest() == []
 
 
 class DeafBackend(FakeBackend):

@@ -8,6 +8,7 @@ from contextlib import suppress
 from services.common.log import get_logger, redact
 from services.launcher.notify.outbox import Letter, Outbox, State, Target
 from services.launcher.notify.sinks import LaterError, RefusedError, Sink
+from services.launcher.turns import unbroken
 
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 300.0
@@ -46,7 +47,7 @@ class Post:
         """Send until cancelled."""
         while True:
             self._wake.clear()
-            await self.deliver()
+            await unbroken(self.deliver, "delivering messages")
             # Not wait_for: it swallows a cancellation that comes together with the event.
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._patience()):

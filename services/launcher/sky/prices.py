@@ -70,10 +70,12 @@ class Catalog:
 
 
 def cheapest(machines: Machines, price: Callable[[Machine], float | None]) -> float | None:
-    """$/h of a replica on the candidate that would be taken if all were to be had."""
-    found = [price(machine) for machine in machines.candidates]
-    one = found[0] if machines.ordered else min((p for p in found if p is not None), default=None)
-    return None if one is None else one * machines.num_nodes
+    """$/h of a replica on the candidate that would be taken if all were to be had, of those whose
+    price is known."""
+    found = [each for each in map(price, machines.candidates) if each is not None]
+    if not found:
+        return None
+    return (found[0] if machines.ordered else min(found)) * machines.num_nodes
 
 
 def _region(machine: Machine) -> str:

@@ -1,0 +1,53 @@
+"""Turns that go on whatever has become of the one before."""
+
+import asyncio
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from services.launcher.runs import LEARNER, Run
+from services.launcher.store import Store
+from services.launcher.tell import Teller
+from services.launcher.turns import unbroken
+
+
+async def test_people_are_told_on_after_a_moment_without_the_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, told = Store(tmp_path / "launcher.sqlite"), asyncio.Queue[int]()
+    with store.transaction():
+        store.begin(Run("r", "demo", {LEARNER: 1}), "{}", 1.0, {})
+        store.add_event("r", 1.0, "message", {"text": "x"})
+    ask, failures = store.untold, iter((sqlite3.OperationalError("disk is full"), None))
+
+    def untold() -> dict[str, int]:
+        failure = next(failures, None)
+        if failure is not None:
+            raise failure
+        return ask()
+
+    monkeypatch.setattr(store, "untold", untold)
+
+    async def observer(stored: object, event: object) -> None:
+        await told.put(1)
+
+    telling = asyncio.create_task(Teller(store, [observer]).run())
+    assert await asyncio.wait_for(told.get(), 10) == 1
+    telling.cancel()
+    await asyncio.gather(telling, return_exceptions=True)
+    store.close()
+
+
+async def test_a_turn_that_is_cancelled_is_the_last() -> None:
+    begun = asyncio.Event()
+
+    async def turn() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(unbroken(turn, "waiting"))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
