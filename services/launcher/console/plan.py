@@ -12,7 +12,7 @@ from services.launcher.adapters.sky_prices import prices
 from services.launcher.config import LauncherConfig
 from services.launcher.plan import BadSpecError, Plan, log_path, read_spec
 from services.launcher.ports import BackendError, Launch
-from services.launcher.runs import ROLLOUT, SERVICES, Key
+from services.launcher.runs import LEARNER, ROLLOUT, SERVICES, Key
 from services.launcher.sky import candidates, offers, tasks
 from services.launcher.sky.code import FOLDER
 from services.launcher.sky.whole import whole_run
@@ -78,6 +78,8 @@ def _print_machine(read: Plan) -> None:
     price = prices().cheapest(machines)
     shown = ", or ".join(tasks.describe(machine) for machine in machines.candidates)
     print(f"{read.name}: all services on one machine: {shown}; {_dollars(price)}")
+    if lost := offers.unkept(read.spec.get(LEARNER, {}), read.config):
+        print(f"warning: {lost}; {offers.KEEP}")
 
 
 def _print_services(read: Plan, runs: Path) -> None:
@@ -98,7 +100,7 @@ def _print_services(read: Plan, runs: Path) -> None:
     print(f"  in total: {_dollars(total if total or known else None)}{beyond}")
     for line in _limits(read.config, prices, total):
         print(f"  {line}")
-    for warning in offers.warnings(read.config):
+    for warning in offers.warnings(read.spec, read.config):
         print(f"warning: {warning}")
     if read.config.backend != "sky":
         print(

@@ -1,6 +1,7 @@
 """The doctor before a start: what fails refuses the run, before it costs anything."""
 
 import os
+from dataclasses import replace
 
 from services.common import log
 from services.common.errors import ConfigError
@@ -20,6 +21,7 @@ async def doctor_gate(intent: Intent) -> None:
         subject = subject_of(read_spec(intent.spec_json), intent.run_dir.parent, os.environ)
     except (BadSpecError, ConfigError) as error:
         raise RefusedError(str(error)) from error
+    subject = replace(subject, mode=intent.run.mode)
     everything = intent.config.backend != "local"
     probes = [probe for probe in PROBES if everything or probe.local]
     results = await examine(subject, probes=probes)

@@ -14,7 +14,7 @@ from services.common.tls import Tls
 from services.launcher.doctor.children import output_of
 from services.launcher.doctor.results import Finding, NotApplicableError, fail, first_line, ok
 from services.launcher.plan import Plan, check_command
-from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT
+from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT, RunMode
 
 SERVICES = (GATEWAY, LEARNER, ROLLOUT)
 
@@ -35,6 +35,7 @@ class Subject:
     # host:port of echoes that were started elsewhere by hand.
     nodes: tuple[str, ...] = ()
     tls: Tls | None = None
+    mode: RunMode = RunMode.TRAIN
 
     @property
     def backend(self) -> str:

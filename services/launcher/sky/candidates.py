@@ -38,6 +38,11 @@ def cloud_of(machine: Machine) -> str:
     return {"k8s": "kubernetes"}.get(cloud, cloud)
 
 
+def on_slurm(config: SkyConfig, service: str) -> bool:
+    """Whether a replica can be nowhere else."""
+    return {cloud_of(machine) for machine in machines_of(config, service).candidates} == {"slurm"}
+
+
 def check(config: SkyConfig, service: str) -> list[str]:
     """What is wrong with a service's candidates, each with its key and the way out."""
     machines = _wish(config, service)

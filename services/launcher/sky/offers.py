@@ -1,6 +1,6 @@
 """What a replica on machines would use and cost, pure but for the catalog."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -9,10 +9,12 @@ import yaml
 
 from services.launcher.config import LauncherConfig
 from services.launcher.ports import BackendError, Launch, Offer
-from services.launcher.runs import SERVICES, Key
+from services.launcher.runs import LEARNER, SERVICES, Key
 from services.launcher.sky import candidates, tasks
 from services.launcher.sky_config import Machine, Machines
 
+REMOTE = "learner.checkpoint.remote"
+KEEP = f"set it to a URL that machines reach, as in --{REMOTE}=s3://BUCKET/PREFIX"
 # What stands in plans for what is known only once a run has begun.
 REGISTRY_TO_COME = "LAUNCHER:PORT"
 
@@ -68,9 +70,11 @@ class Offerer:
         return f"{tasks.describe(machine)}{cost}"
 
 
-def warnings(config: LauncherConfig) -> list[str]:
+def warnings(spec: Mapping[str, Any], config: LauncherConfig) -> list[str]:
     """What a person should know before money is spent."""
     found = list(candidates.shared_infra(config.sky))
+    if lost := unkept(spec.get(LEARNER, {}), config):
+        found.append(f"{lost}; {KEEP}")
     if config.max_hours is None:
         found.append(
             "launcher.max_hours is not set: machines end by themselves only after"
@@ -79,6 +83,22 @@ def warnings(config: LauncherConfig) -> list[str]:
     if config.max_cost is None:
         found.append("launcher.max_cost is not set: nothing bounds what the run may cost")
     return found
+
+
+def unkept(learner: Mapping[str, Any], config: LauncherConfig) -> str:
+    """What nobody has any more once the learner's machine is gone; empty where something is kept,
+    or nothing is trained. `learner` is its part of the spec, with or without defaults."""
+    if LEARNER in config.modules:
+        # Whatever it trains, its keys are not these.
+        return ""
+    trains = learner.get("mode", "train") == "train" and learner.get("steps") != 0
+    if not trains or (learner.get("checkpoint") or {}).get("remote") is not None:
+        return ""
+    how = "go with the learner's machine"
+    if candidates.on_slurm(config.sky, LEARNER):
+        # Homes are on a server there: what is lost with a node is found again, until the end.
+        how = "are removed by SkyPilot with the folder of their Slurm job when it has ended"
+    return f"{REMOTE} is not set: the trained model and all checkpoints {how}"
 
 
 def dump(documents: Sequence[dict[str, Any]]) -> str:

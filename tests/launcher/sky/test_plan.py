@@ -18,6 +18,7 @@ from tests.launcher.sky.specs import VMS
 
 _ROOT = Path(__file__).parents[3]
 _RUNS = Path("runs")
+_SPECS = sorted((_ROOT / "deploy/runs").glob("*.toml"))
 # Of the machines that deploy/runs/qwen3-8b.toml asks for.
 _NEBIUS = """\
 InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,GpuInfo,SpotPrice
@@ -75,6 +76,7 @@ def test_a_plan_says_machines_and_prices_offline(
     changes = [f"--launcher.sky.{service}.any_of={gpu}" for service in ("learner", "rollout")]
     changes += ['--launcher.sky.env_gateway.any_of=[{infra = "lambda", cpus = "4+"}]']
     changes += ["--launcher.max_hours=10.0", "--launcher.max_cost=23.9"]
+    changes += ["--learner.checkpoint.remote=s3://bucket/prefix"]
     spec = Path("deploy/runs/local.toml")
     assert command.plan(spec, _RUNS, changes, tmp_path / "out", one_machine=False) == 0
     printed = capsys.readouterr().out
@@ -143,6 +145,45 @@ def test_a_plan_knows_the_prices_of_a_catalog_without_a_network(
     assert "in total: $14.10/h\n" in said and "not known" not in said
     assert "in launcher.max_hours, 72 h: $1,015.20" in said
     assert len(files) == 2
+
+
+@pytest.mark.parametrize("one_machine", [False, True])
+@pytest.mark.parametrize(
+    ("change", "lost"),
+    [
+        ("--seed=0", "go with the learner's machine"),
+        ('--launcher.sky.learner.any_of=[{infra = "slurm"}]', "with the folder of their Slurm job"),
+        ("--learner.steps=0", ""),
+        ("--learner.mode=eval", ""),
+        ("--learner.checkpoint.remote=file:///shared", ""),
+    ],
+)
+def test_a_plan_warns_of_a_model_that_nobody_would_have(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    change: str,
+    lost: str,
+    one_machine: bool,
+) -> None:
+    monkeypatch.chdir(_ROOT)
+    monkeypatch.setattr(command.preflight, "check", _content)
+    spec = Path("deploy/runs/local.toml")
+    assert command.plan(spec, _RUNS, [change], None, one_machine=one_machine) == 0
+    printed = capsys.readouterr().out
+    told = [line for line in printed.splitlines() if "learner.checkpoint.remote is not set" in line]
+    assert len(told) == bool(lost)
+    assert all(line.startswith("warning: ") and lost in line for line in told)
+    assert all("set it to a URL that machines reach" in line for line in told)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((_ROOT / "deploy/runs").glob("*.toml")), ids=lambda p: p.stem
+)
+def test_specs_that_rent_gpus_show_the_key_that_keeps_their_model(path: Path) -> None:
+    config = read_spec(canonical_json(load_spec(path))).config
+    if any(machine.accelerators for machine in config.sky.learner.candidates):
+        section = path.read_text().split("[learner.checkpoint]")[1].split("\n[")[0]
+        assert "\n# remote = " in section
 
 
 def test_a_wish_that_nobody_fulfils_is_a_bad_spec(
