@@ -9,18 +9,12 @@ from typing import Any
 
 from services.launcher.address_file import REMOTE_VARIABLE
 from services.launcher.config import LauncherConfig
-from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT, SERVICES
+from services.launcher.runs import SERVICES
 from services.launcher.sky import secret_names
 
 # Who may have what is known by name; nobody what is the launcher's alone.
 KNOWN: Mapping[str, tuple[str, ...]] = {
-    "FLEET_API_KEY": (GATEWAY,),
-    "WANDB_API_KEY": (LEARNER,),
-    "AWS_ACCESS_KEY_ID": (LEARNER,),
-    "AWS_SECRET_ACCESS_KEY": (LEARNER,),
-    "AWS_SESSION_TOKEN": (LEARNER,),
-    "FLOTILLA_REMOTE_OPTIONS": (LEARNER,),
-    "HF_TOKEN": (LEARNER, ROLLOUT),
+    **secret_names.OWNERS,
     "SLACK_BOT_TOKEN": (),
     REMOTE_VARIABLE: (),
     "LAMBDA_API_KEY": (),

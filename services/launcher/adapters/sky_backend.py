@@ -174,7 +174,7 @@ class SkyBackend:
                 raise BackendError(str(error)) from error
         site = self._offers.site(launch, found.folder)
         wanted = secret_names.of_service(site.spec, launch.config, launch.key[0])
-        values = _values(wanted, launch)
+        values = _values(wanted, launch, secret_names.if_set(site.spec, launch.key[0]))
         return Start(launch, site, seal(values, key_in(found.folder)))
 
 
@@ -190,8 +190,9 @@ def _kept_owner(runs: Path) -> str:
     return path.read_text(encoding="utf-8").strip()
 
 
-def _values(wanted: Collection[str], launch: Launch) -> dict[str, str]:
-    """The secrets by name: the run's own, and what the launcher's environment holds."""
+def _values(wanted: Collection[str], launch: Launch, if_set: Collection[str]) -> dict[str, str]:
+    """The secrets by name: the run's own, and what the launcher's environment holds. Of `if_set`
+    none has to be there."""
     found = {name: launch.secrets.get(name) or os.environ.get(name, "") for name in wanted}
     missing = [name for name, value in found.items() if not value]
     if missing:
@@ -199,4 +200,4 @@ def _values(wanted: Collection[str], launch: Launch) -> dict[str, str]:
             f"{launch.key[0]} needs {', '.join(missing)} on its machine; export them where the"
             " launcher is started"
         )
-    return found
+    return {name: os.environ[name] for name in if_set if os.environ.get(name)} | found

@@ -25,6 +25,7 @@ from services.launcher.ports import (
 )
 from services.launcher.sky.ports import Document
 from services.launcher.sky.records import NO_JOB, Cluster, Job
+from services.launcher.sky.tasks import with_secrets
 
 T = TypeVar("T")
 _NO_SERVER = (
@@ -97,7 +98,7 @@ class SkyClient:
 
         def submit() -> int:
             # Values stand in this text alone: it goes to SkyPilot's server and nowhere else.
-            filled = [documents[0], *map(_with_secrets, documents[1:], secrets)]
+            filled = [documents[0], *map(with_secrets, documents[1:], secrets)]
             dag = self._dags.load_job_group_from_yaml_str(yaml.safe_dump_all(filled))
             replicas = [str(document["name"]) for document in documents[1:]]
             return self._submit(replicas, lambda: self._jobs.launch(dag))
@@ -108,7 +109,7 @@ class SkyClient:
         """Start a dynamic member of a group and return its own id."""
 
         def submit() -> int:
-            task = self._sky.Task.from_yaml_config(_with_secrets(document, secrets))
+            task = self._sky.Task.from_yaml_config(with_secrets(document, secrets))
             name = str(document["name"])
             return self._submit([name], lambda: self._jobs.launch(task, job_group=group))
 
@@ -122,7 +123,7 @@ class SkyClient:
         """Start a cluster with a job on it; return the job's id once it is submitted there."""
 
         def submit() -> int:
-            task = self._sky.Task.from_yaml_config(_with_secrets(document, secrets))
+            task = self._sky.Task.from_yaml_config(with_secrets(document, secrets))
             name = str(document["name"])
             launch = self._sky.launch
             job_id, _ = self._requests.follow([name], lambda: launch(task, cluster_name=name))
@@ -217,10 +218,6 @@ class SkyClient:
 def _is_servers(error: BaseException) -> bool:
     """Whether it was raised there, and handed on here: SkyPilot's server adds where it was."""
     return hasattr(error, "stacktrace")
-
-
-def _with_secrets(document: Document, values: Mapping[str, str]) -> Document:
-    return {**document, "secrets": {name: values.get(name) for name in document["secrets"]}}
 
 
 @contextmanager

@@ -88,6 +88,13 @@ def task(site: Site, key: Key, attempt: int = 1) -> Document:
     return document
 
 
+def with_secrets(document: Document, values: Mapping[str, str]) -> Document:
+    """With values in place of the names, and with what only the launcher that starts it knew that
+    it has."""
+    named = dict.fromkeys((*document["secrets"], *values))
+    return {**document, "secrets": {name: values.get(name) for name in named}}
+
+
 def group(site: Site, keys: list[Key], attempt: int = 1) -> list[Document]:
     """The Job Group of a run: header, learner, gateways. When the learner ends, all end."""
     # SkyPilot gives the only task of a group the group's name, and then misses its own.

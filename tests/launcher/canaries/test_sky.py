@@ -28,6 +28,12 @@ GIVEN = {
     "learner": {"WANDB_API_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"},
     "rollout": set[str](),
 }
+# What they get besides where the launcher has it: the spec's store and model may want it.
+BESIDES = {
+    "env_gateway": set[str](),
+    "learner": {"AWS_SESSION_TOKEN", "FLOTILLA_REMOTE_OPTIONS", "HF_TOKEN"},
+    "rollout": {"HF_TOKEN"},
+}
 
 
 def wish() -> dict[str, Any]:
@@ -39,7 +45,12 @@ def wish() -> dict[str, Any]:
     keys = [f"${name}" for name in sorted(GIVEN["learner"]) if name.startswith("AWS")]
     return spec(
         launcher=launcher,
-        learner={"tracking": {"backends": ["wandb"]}, "vendor": {"keys": keys}},
+        policy={"model": "owner/name", "max_model_len": 8},
+        learner={
+            "tracking": {"backends": ["wandb"]},
+            "vendor": {"keys": keys},
+            "checkpoint": {"remote": "s3://bucket/prefix"},
+        },
         env_gateway={"backend": "fleet"},
     )
 
@@ -117,7 +128,8 @@ def _check_given(
         assert set(document["secrets"].values()) == {None}
     handed = [canaries.traces(json.dumps(values).encode()) for values in opened]
     named = [found - {"the run's token"} for found in handed]
-    assert sorted(map(sorted, named)) == sorted(map(sorted, GIVEN.values()))
+    given = [GIVEN[service] | BESIDES[service] for service in GIVEN]
+    assert sorted(map(sorted, named)) == sorted(map(sorted, given))
 
 
 @pytest.mark.parametrize("one_machine", [False, True])

@@ -91,6 +91,7 @@ class FakeSky:
         self._answer()
         name = str(document["name"])
         self.attempts.append(document)
+        self.secrets.append(secrets)
         self.machines[name] = Cluster(name, "UP")
         if self.refusal is not None:
             refusal, self.refusal = self.refusal, None

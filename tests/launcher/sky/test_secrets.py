@@ -1,0 +1,123 @@
+"""Which secrets a machine gets: what it cannot do without, and what it may want if it is there."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.launcher.adapters.sky_backend import SkyBackend
+from services.launcher.ports import BackendError
+from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT, SERVICES, Key
+from services.launcher.seal import KEY_FILE, unseal
+from services.launcher.sky import offers, secret_names, tasks
+from services.launcher.withheld import KNOWN, withheld
+from tests.launcher.sky.fake_client import FakeSky
+from tests.launcher.sky.specs import config, launch
+
+STORE = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+OPTIONS, HUB = "FLOTILLA_REMOTE_OPTIONS", "HF_TOKEN"
+WISH: dict[str, Any] = {
+    "policy": {"model": "Qwen/Qwen3-8B"},
+    "learner": {"checkpoint": {"remote": "s3://bucket/prefix"}},
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in secret_names.OWNERS:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("backend", ["fleet", "fleet_openenv"])
+def test_both_ways_to_fleet_need_its_key_unless_they_start_an_emulator_or_name_another(
+    backend: str,
+) -> None:
+    def named(**options: Any) -> tuple[str, ...]:
+        section = {"backend": "mcp", "environments": {"booking": {"backend": backend}}}
+        spec = {"env_gateway": {**section, "backends": {backend: options}}}
+        found = secret_names.of_service(spec, config(), GATEWAY)
+        return tuple(name for name in found if name not in secret_names.IDENTITY)
+
+    assert named() == ("FLEET_API_KEY",)
+    assert named(api_key_env="MINE") == ("MINE",)
+    assert named(command=["python"]) == ()
+
+
+def test_a_store_and_the_hub_have_their_keys_where_they_are_asked() -> None:
+    assert secret_names.if_set(WISH, LEARNER) == (*STORE, OPTIONS, HUB)
+    assert secret_names.if_set(WISH, ROLLOUT) == (HUB,)
+    assert secret_names.if_set(WISH, GATEWAY) == ()
+    assert secret_names.if_set({"policy": {"model": "/models/qwen"}}, LEARNER) == ()
+
+
+@pytest.mark.parametrize(
+    ("model", "at_hub"),
+    [
+        ("Qwen/Qwen3-8B", True),
+        ("gpt2", True),
+        ("build/tiny-0", False),
+        ("./models", False),
+        ("~/models", False),
+        ("models/of/mine", False),
+        ("", False),
+    ],
+)
+def test_a_model_that_is_a_path_or_is_made_here_is_not_the_hubs(model: str, at_hub: bool) -> None:
+    spec = {"policy": {"model": model}, "prepare": [{"creates": "build/tiny-0"}]}
+    assert (secret_names.if_set(spec, ROLLOUT) == (HUB,)) == at_hub
+
+
+def test_local_runs_go_by_the_same_table() -> None:
+    for service in SERVICES:
+        hidden = withheld(WISH, config(), service)
+        assert not hidden & set(secret_names.if_set(WISH, service))
+    assert secret_names.OWNERS.items() <= KNOWN.items()
+
+
+async def given(backend: SkyBackend, sky: FakeSky, key: Key, **changes: Any) -> dict[str, str]:
+    """What the machine of a replica is given, opened."""
+    settings = config(mode="cluster", commit="HEAD")
+    await backend.start(launch(key, settings, {**WISH, **changes}))
+    values = dict(sky.secrets[-1])
+    unseal(values, Path(sky.attempts[-1]["workdir"]) / KEY_FILE)
+    return {name: values[name] for name in values if name not in secret_names.IDENTITY}
+
+
+async def test_what_is_set_here_is_handed_over_and_what_is_not_refuses_nothing(
+    backend: SkyBackend, sky: FakeSky, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await given(backend, sky, (LEARNER, 0)) == {}
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "an-id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "")
+    monkeypatch.setenv(HUB, "a-token")
+    handed = {"AWS_ACCESS_KEY_ID": "an-id", "AWS_SECRET_ACCESS_KEY": "a-secret", HUB: "a-token"}
+    assert await given(backend, sky, (LEARNER, 0)) == handed
+    assert await given(backend, sky, (ROLLOUT, 0)) == {HUB: "a-token"}
+    assert await given(backend, sky, (GATEWAY, 0)) == {}
+
+
+async def test_what_a_service_cannot_do_without_still_refuses_the_start(
+    backend: SkyBackend,
+) -> None:
+    wish = launch((GATEWAY, 0), config(commit="HEAD"), {"env_gateway": {"backend": "fleet"}})
+    with pytest.raises(BackendError, match="env_gateway needs FLEET_API_KEY on its machine"):
+        await backend.start(wish)
+
+
+def test_a_plan_is_the_same_whatever_is_set_where_it_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    site = tasks.site_of(launch((LEARNER, 0), spec=WISH), "abc", "h:1", "/code")
+    before = offers.dump([tasks.task(site, (LEARNER, 0))])
+    for name in secret_names.OWNERS:
+        monkeypatch.setenv(name, "set")
+    assert offers.dump([tasks.task(site, (LEARNER, 0))]) == before
+    assert "AWS" not in before and HUB not in before
+
+
+def test_what_is_submitted_has_a_value_for_each_name_and_a_name_for_each_value() -> None:
+    document = {"name": "a", "secrets": {"FLOTILLA_TOKEN": None, "KEY": None}}
+    filled = tasks.with_secrets(document, {"FLOTILLA_TOKEN": "t", "KEY": "k", HUB: "h"})
+    assert filled == {"name": "a", "secrets": {"FLOTILLA_TOKEN": "t", "KEY": "k", HUB: "h"}}
+    assert document["secrets"] == {"FLOTILLA_TOKEN": None, "KEY": None}
