@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 from services.common import log
-from services.launcher import books
+from services.launcher import books, prepare
 from services.launcher.ports import Backend, BackendUnreachable, Stray
 from services.launcher.runs import Cleanup, Note, Outcome, ReplicaState, Run, RunState, Unit
 from services.launcher.store import Store, StoredRun
@@ -35,10 +35,11 @@ async def end_orphans(
 
 def _kept(taken: Iterable[StoredRun]) -> Callable[[Unit], bool]:
     """Tells units of runs that were taken over from others. A replica whose unit is not known yet
-    may be any that carries its name."""
+    may be any that carries its name; what a run is being prepared by, the run waits for."""
     units: set[str] = set()
     names: set[str] = set()
     for stored in taken:
+        names.add(f"{stored.run.run_id}/{prepare.NAME}")
         for replica in stored.run.replicas.values():
             if replica.unit is not None:
                 units.add(replica.unit.name)

@@ -24,6 +24,7 @@ from services.launcher.ports import (
     Registry,
     UnitReport,
 )
+from services.launcher.prepare import prepare_run
 from services.launcher.progress import Progress, Signal, raised
 from services.launcher.registry import Command, Member, Roster, UnregisteredError
 from services.launcher.runs import Action, Clean, Drain, Exit, Key, Kill, Note, Run, RunState, Start
@@ -100,7 +101,7 @@ class Supervisor:
         task.add_done_callback(self._carried.discard)
 
     async def _preflight(self) -> None:
-        """Ask whether the run may start; a stop meanwhile is not kept waiting."""
+        """Prepare the run and ask whether it may start; a stop meanwhile is not kept waiting."""
         if self.run.state is not RunState.PREFLIGHT:
             return
         asking = asyncio.create_task(self._ask_gate())
@@ -111,6 +112,8 @@ class Supervisor:
                 change.cancel()
         finally:
             asking.cancel()
+            # With it ends what it had started.
+            await asyncio.wait({asking})
         if self.run.state is not RunState.PREFLIGHT:
             return
         try:
@@ -122,11 +125,12 @@ class Supervisor:
             self.commit(facts.passed(self.run), cause="preflight passed")
 
     async def _ask_gate(self) -> None:
-        gate = self._around.hooks.gate
+        launches = tuple(self.launch((service, 0)) for service in self.run.wanted)
+        run_dir, gate = self._around.run_dir, self._around.hooks.gate
+        intent = Intent(self.run, run_dir, self._spec_json, self.config, launches)
+        await prepare_run(intent, lambda text: self.commit(self.run, [Note(text)]))
         if gate is not None:
-            launches = tuple(self.launch((service, 0)) for service in self.run.wanted)
-            run_dir = self._around.run_dir
-            await gate(Intent(self.run, run_dir, self._spec_json, self.config, launches))
+            await gate(intent)
 
     async def _sleep(self) -> None:
         now = clock.now()
