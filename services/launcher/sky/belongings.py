@@ -10,7 +10,27 @@ from typing import Any
 def named(spec: Mapping[str, Any]) -> list[str]:
     """The model, the tasks and the evaluation sets, where they are paths within the code's folder;
     a model may also be an id of the hub."""
-    return [each for each in dict.fromkeys(_named(spec)) if _is_within(each)]
+    return list(keys(spec))
+
+
+def keys(spec: Mapping[str, Any]) -> dict[str, str]:
+    """For each of these the key of the spec that names it, the first where several do."""
+    found: dict[str, str] = {}
+    for key, name in _named(spec):
+        if _is_within(name):
+            found.setdefault(name, key)
+    return found
+
+
+def is_file(name: str, spec: Mapping[str, Any], root: Path) -> bool:
+    """Whether it can only be a path: an id of the hub looks like one of two parts, but no folder
+    of the code has such a name, and no command of the spec makes it."""
+    if any(name == table.get("creates") for table in spec.get("prepare", [])):
+        return True
+    parts = PurePath(name).parts
+    if name.startswith(".") or len(parts) > 2:
+        return True
+    return len(parts) == 2 and (root / parts[0]).is_dir()
 
 
 def bring(spec: Mapping[str, Any], root: Path, folder: Path) -> list[str]:
@@ -29,19 +49,20 @@ def bring(spec: Mapping[str, Any], root: Path, folder: Path) -> list[str]:
     return missing
 
 
-def _named(spec: Mapping[str, Any]) -> Iterator[str]:
+def _named(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     learner: Mapping[str, Any] = spec.get("learner", {})
-    sets = learner.get("eval", {}).get("sets", [])
-    for table, key in ((spec.get("policy", {}), "model"), (learner, "tasks")):
-        if key in table:
-            yield table[key]
-    for each in sets:
-        yield each["tasks"]
+    if "model" in spec.get("policy", {}):
+        yield "policy.model", spec["policy"]["model"]
+    if "tasks" in learner:
+        yield "learner.tasks", learner["tasks"]
+    for number, each in enumerate(learner.get("eval", {}).get("sets", [])):
+        yield f"learner.eval.sets.{number}.tasks", each["tasks"]
 
 
 def _is_within(name: str) -> bool:
     path = PurePath(name)
-    return not path.is_absolute() and ".." not in path.parts
+    # What has a URL the machines fetch themselves.
+    return "://" not in name and not path.is_absolute() and ".." not in path.parts
 
 
 def _copy(source: Path, target: Path) -> None:

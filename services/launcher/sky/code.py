@@ -56,13 +56,18 @@ def pinned(run_dir: Path, root: Path, commit: str | None, spec_json: str) -> Cod
 
 
 def _bring(spec: dict[str, Any], root: Path, folder: Path) -> None:
-    missing = belongings.bring(spec, root, folder)
-    tasks = spec.get("learner", {}).get("tasks")
-    if tasks in missing:
+    keys, missing = belongings.keys(spec), belongings.bring(spec, root, folder)
+    files = [
+        f"{keys[name]}: {root / name} is not there"
+        for name in missing
+        # A model may be one of the hub, which the machines fetch themselves.
+        if keys[name] != "policy.model" or belongings.is_file(name, spec, root)
+    ]
+    if files:
         raise CodeError(
-            f"learner.tasks: {root / tasks} is not there, so machines would not get it; run the"
-            " spec's [[prepare]] commands, as flotilla train does, or write an absolute path if"
-            " the machines have it themselves"
+            "\n".join(files) + "\nso machines would not get it; have a [[prepare]] command of the"
+            " spec make it, make it where the launcher is, or write an absolute path if the"
+            " machines have it themselves"
         )
 
 

@@ -85,10 +85,51 @@ def test_machines_get_them_beside_the_code_although_git_ignores_them(tmp_path: P
     assert (code.folder / ".skyignore").read_text() == ""
 
 
-def test_tasks_that_were_not_prepared_are_refused_before_a_machine_is_asked_for(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("lost", "key"),
+    [
+        ("build/tasks/train.json", "learner.tasks"),
+        ("build/tasks/heldout.json", "learner.eval.sets.0.tasks"),
+        ("build/tiny-0", "policy.model"),
+    ],
+)
+def test_what_was_not_made_is_refused_by_its_key_before_a_machine_is_asked_for(
+    tmp_path: Path, lost: str, key: str
 ) -> None:
     root = repository(tmp_path / "root")
-    (root / "build/tasks/train.json").unlink()
-    with pytest.raises(CodeError, match=r"train\.json is not there.*\[\[prepare\]\]"):
+    (root / lost).rename(tmp_path / "lost")
+    with pytest.raises(CodeError, match=rf"^{key}: .*{lost} is not there\n.*\[\[prepare\]\]"):
         pinned(tmp_path / "runs/run-1", root, None, json.dumps(SPEC))
+
+
+@pytest.mark.parametrize(
+    ("model", "prepared", "refused"),
+    [
+        ("Qwen/Qwen3-8B", "", False),
+        ("gpt2", "", False),
+        ("/models/own", "", False),
+        ("made/tiny-0", "made/tiny-0", True),
+        ("./tiny-0", "", True),
+        ("build/tasks/tiny-0", "", True),
+        ("tiny-0", "tiny-0", True),
+    ],
+)
+def test_a_model_that_is_not_there_is_refused_unless_it_may_be_one_of_the_hub(
+    tmp_path: Path, model: str, prepared: str, refused: bool
+) -> None:
+    root = repository(tmp_path / "root")
+    wish: dict[str, Any] = {"policy": {"model": model}}
+    if prepared:
+        wish["prepare"] = [{"creates": prepared, "command": ["true"]}]
+    if not refused:
+        pinned(tmp_path / "runs/run-1", root, None, json.dumps(wish))
+        return
+    with pytest.raises(CodeError, match=r"^policy\.model: "):
+        pinned(tmp_path / "runs/run-1", root, None, json.dumps(wish))
+
+
+def test_tasks_at_a_url_are_fetched_by_the_machines(tmp_path: Path) -> None:
+    root = repository(tmp_path / "root")
+    wish = {"learner": {"tasks": "s3://bucket/train.json"}}
+    code = pinned(tmp_path / "runs/run-1", root, None, json.dumps(wish))
+    assert named(wish) == [] and code.commit
