@@ -14,10 +14,13 @@ from services.launcher.adopt import adopted, what_is_gone
 from services.launcher.launches import NOWHERE, launch_of
 from services.launcher.plan import BadSpecError, Plan
 from services.launcher.ports import Backend, BackendError, BackendUnreachable, Launch, Offer
-from services.launcher.runs import Run, RunMode, RunState
+from services.launcher.runs import LEARNER, Run, RunMode, RunState
 from services.launcher.store import Store, StoredRun
 
 DOMAIN = "launcher.flotilla"
+MAX_REPLICAS = 256
+# In place of the digest of a request that must begin nothing.
+CANCELLED = "cancelled"
 
 
 def refuse(
@@ -94,3 +97,29 @@ class Admission:
             message = f"run {run_id} is complete; to go on, give it a spec with more steps"
             raise refuse(StatusCode.FAILED_PRECONDITION, "NOT_RESUMABLE", message)
         return stored
+
+
+def check_scale(run: Run, service: str, replicas: int) -> None:
+    """Refuse so many replicas of a service where a run cannot have them."""
+    if run.ending:
+        message = f"run {run.run_id} is {run.state}: nothing to scale"
+        raise refuse(StatusCode.FAILED_PRECONDITION, "RUN_ENDED", message)
+    if service not in run.wanted:
+        message = f"no service {service!r}; there are {', '.join(run.wanted)}"
+        raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_SERVICE", message)
+    most = 1 if service == LEARNER else MAX_REPLICAS
+    if not 1 <= replicas <= most:
+        message = f"{service} can have 1 to {most} replicas, not {replicas}"
+        raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_SERVICE", message)
+
+
+def same_request(request_id: str, known: tuple[str, str], digest: str) -> str:
+    """The run that an earlier StartRun with this id began. Refuses one that asked for another."""
+    known_digest, run_id = known
+    if known_digest == CANCELLED:
+        message = f"request_id {request_id!r} was cancelled before it began a run"
+        raise refuse(StatusCode.ALREADY_EXISTS, "REQUEST_CONFLICT", message)
+    if known_digest != digest:
+        message = f"request_id {request_id!r} was used for another request, of run {run_id}"
+        raise refuse(StatusCode.ALREADY_EXISTS, "REQUEST_CONFLICT", message)
+    return run_id

@@ -13,7 +13,7 @@ from services.common import log
 from services.common.config import ConfigError
 from services.launcher import clock, leaks
 from services.launcher import plan as plans
-from services.launcher.admission import Admission, refuse
+from services.launcher.admission import CANCELLED, Admission, check_scale, refuse, same_request
 from services.launcher.config import LauncherConfig
 from services.launcher.leaks import Reaped
 from services.launcher.plan import BadSpecError, Plan
@@ -30,7 +30,6 @@ from services.launcher.ports import (
     Registries,
 )
 from services.launcher.runs import (
-    LEARNER,
     Cleanup,
     Cost,
     Run,
@@ -41,9 +40,6 @@ from services.launcher.store import Store, StoredRun
 from services.launcher.supervise import Supervisor, Surroundings
 from services.launcher.turns import unbroken
 
-MAX_REPLICAS = 256
-# In place of the digest of a request that must begin nothing.
-_CANCELLED = "cancelled"
 _CLOSING = "this launcher is closing down"
 REAP_EVERY_S = 300.0
 _LOOK_S = 0.5
@@ -153,7 +149,7 @@ class Launcher:
         async with self._starting:
             known = self.store.request(request_id)
             if known is not None:
-                return _same_request(request_id, known, digest)
+                return same_request(request_id, known, digest)
             if self._closing:
                 raise refuse(StatusCode.UNAVAILABLE, "CLOSING", _CLOSING)
             plan, run_id, prices = await self._admission.admit(spec_json, mode, resume)
@@ -249,27 +245,18 @@ class Launcher:
         return not self._active and not self._starting.locked()
 
     def scale(self, run_id: str, service: str, replicas: int) -> None:
-        stored = self.get(run_id)
         supervisor = self.active(run_id)
-        if supervisor is None or supervisor.run.ending:
-            state = supervisor.run.state if supervisor else stored.run.state
-            message = f"run {run_id} is {state}: nothing to scale"
-            raise refuse(StatusCode.FAILED_PRECONDITION, "RUN_ENDED", message)
-        if service not in supervisor.run.wanted:
-            message = f"no service {service!r}; there are {', '.join(supervisor.run.wanted)}"
-            raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_SERVICE", message)
-        most = 1 if service == LEARNER else MAX_REPLICAS
-        if not 1 <= replicas <= most:
-            message = f"{service} can have 1 to {most} replicas, not {replicas}"
-            raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_SERVICE", message)
-        supervisor.scale(service, replicas)
+        run = self.get(run_id).run if supervisor is None else supervisor.run
+        check_scale(run, service, replicas)
+        if supervisor is not None:
+            supervisor.scale(service, replicas)
 
     async def run_of(self, request_id: str) -> str:
         """The run that this StartRun began; where it has begun none, it never will."""
         async with self._starting:
             known = self.store.request(request_id)
             if known is None:
-                self.store.remember(request_id, _CANCELLED, "")
+                self.store.remember(request_id, CANCELLED, "")
                 return ""
         return known[1]
 
@@ -308,14 +295,3 @@ class Launcher:
         """End all runs now."""
         for supervisor in self._active.values():
             supervisor.hurry()
-
-
-def _same_request(request_id: str, known: tuple[str, str], digest: str) -> str:
-    known_digest, run_id = known
-    if known_digest == _CANCELLED:
-        message = f"request_id {request_id!r} was cancelled before it began a run"
-        raise refuse(StatusCode.ALREADY_EXISTS, "REQUEST_CONFLICT", message)
-    if known_digest != digest:
-        message = f"request_id {request_id!r} was used for another request, of run {run_id}"
-        raise refuse(StatusCode.ALREADY_EXISTS, "REQUEST_CONFLICT", message)
-    return run_id

@@ -29,10 +29,11 @@ _PRICE = 3600.0
 _VMS = f"""\
 InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,GpuInfo,SpotPrice
 cpu_4x,,,4.0,16.0,{_PRICE},us-east-1,,
-cpu_4x,,,4.0,16.0,{_PRICE},us-west-1,,
 """
+# Of two clouds.
+INFRAS = ("lambda/us-east-1", "nebius/eu-north1")
 _CANDIDATES = {
-    "ordered": [{"infra": f"lambda/{r}", "cpus": "4+"} for r in ("us-east-1", "us-west-1")]
+    "ordered": [{"infra": infra, "cpus": "4+"} for infra in INFRAS]
 }
 
 

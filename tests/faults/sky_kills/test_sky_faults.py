@@ -8,7 +8,7 @@ import pytest
 
 from services.launcher.runs import Outcome, RunState
 from tests.faults.sky_kills import phases
-from tests.faults.sky_kills.folder import SERVICES, opened
+from tests.faults.sky_kills.folder import INFRAS, SERVICES, opened
 
 _slow = pytest.mark.slow
 _MODES = pytest.mark.parametrize("mode", ["group", pytest.param("cluster", marks=_slow)])
@@ -26,8 +26,7 @@ async def test_machines_that_come_at_a_later_attempt_are_those_of_the_next_candi
         await folder.reached(RunState.RUNNING)
         assert folder.asked("learner") == failures + 1
         infras = folder.state.infras[folder.name("learner")]
-        candidates = ["lambda/us-east-1", "lambda/us-west-1"]
-        assert infras == [candidates[i % 2] for i in range(failures + 1)]
+        assert infras == [INFRAS[i % 2] for i in range(failures + 1)]
         replicas = folder.stored().run.replicas.values()
         assert [(r.restarts, r.failures) for r in replicas] == [(0, ())] * 3
         await folder.stop()
