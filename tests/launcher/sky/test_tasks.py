@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT, RunMode
-from services.launcher.sky import offers, tasks
+from services.launcher.sky import names, offers, tasks
 from services.launcher.unit.arguments import parse_arguments
 from tests.launcher.sky.specs import RUN_ID, config, launch
 
@@ -152,3 +152,19 @@ def test_labels_say_what_a_machine_is_for_in_letters_that_all_clouds_take() -> N
     assert labels["team"] == "rl"
     assert labels["flotilla-run"] == RUN_ID
     assert labels["flotilla-service"] == "env-gateway"
+
+
+@pytest.mark.parametrize("mode", ["group", "cluster"])
+@pytest.mark.parametrize("key", _KEYS)
+def test_what_runs_on_a_machine_and_the_machine_itself_carry_the_runs_one_name(
+    key: tuple[str, int], mode: str
+) -> None:
+    """Trackers, checkpoints and logs are named by the `--run-id` of the service that writes them."""
+    site = _site(mode=mode)
+    document = tasks.task(site, key)
+    assert document["run"].count(f"--run-id {site.run_id} ") == 2, "the watcher's and the service's"
+    labels = document["resources"]["labels"]
+    assert labels["flotilla-run"] == names.slug(site.run_id)
+    owned = names.parse(document["name"])
+    assert owned is not None and owned.run == names.run_mark(site.run_id)
+    assert site.group.endswith(names.slug(site.run_id))
