@@ -159,7 +159,7 @@ def test_labels_say_what_a_machine_is_for_in_letters_that_all_clouds_take() -> N
 def test_what_runs_on_a_machine_and_the_machine_itself_carry_the_runs_one_name(
     key: tuple[str, int], mode: str
 ) -> None:
-    """Trackers, checkpoints and logs are named by the `--run-id` of the service that writes them."""
+    """Trackers, checkpoints and logs are named by the `--run-id` of the service that has them."""
     site = _site(mode=mode)
     document = tasks.task(site, key)
     assert document["run"].count(f"--run-id {site.run_id} ") == 2, "the watcher's and the service's"
