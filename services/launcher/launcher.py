@@ -110,24 +110,33 @@ class Launcher:
     async def watch_for_leaks(self) -> None:
         """At first and now and then end what is of no run, wherever that is. Until cancelled."""
         while True:
-            await unbroken(self.reap, "looking for leaks")
+            await unbroken(self._reap_used, "looking for leaks")
             await asyncio.sleep(REAP_EVERY_S)
 
     def _used(self) -> list[str]:
-        """The backends that may hold something of runs here."""
+        """The backends that may hold something of runs that are known here."""
         used = {"local"} | {stored.run.backend for stored in self.store.newest()}
         return [name for name in self._equipment.backends if name in used]
 
+    async def _reap_used(self) -> None:
+        await self._reap(self._used(), dry_run=False)
+
     async def reap(self, *, dry_run: bool = False) -> tuple[Reaped, list[str]]:
         """End what is of no run, and look again for what ended runs were suspected to have left;
-        or only say what that would end. With the runs that are still suspected."""
-        names = self._used()
-        found, seek = Reaped(), leaks.look if dry_run else leaks.reap
+        or only say what that would end. With the runs that are still suspected.
+
+        Whoever asks for it may have lost the ledger: every backend is asked that can be had.
+        """
+        return await self._reap(list(self._equipment.backends), dry_run=dry_run)
+
+    async def _reap(self, names: list[str], *, dry_run: bool) -> tuple[Reaped, list[str]]:
+        found, seek, used = Reaped(), leaks.look if dry_run else leaks.reap, self._used()
         for name in names:
             try:
                 backend = self.backend(name)
             except BackendError as error:
-                found += Reaped(unreachable=[f"{name}: {error}"])
+                # What never had a run here, and cannot be had here, has nothing of ours.
+                found += Reaped(unreachable=[f"{name}: {error}"] if name in used else [])
                 continue
             found += await seek(name, backend, self.store, self._active)
         for run_id in found.cleared:
