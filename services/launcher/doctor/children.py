@@ -15,15 +15,17 @@ _ADAPTERS = "services.launcher.adapters"
 
 
 async def output_of(
-    command: Sequence[str], given: bytes, environ: Mapping[str, str]
+    command: Sequence[str], given: bytes, environ: Mapping[str, str], handed: Sequence[int] = ()
 ) -> tuple[int, str, str]:
-    """Exit code, output and errors of a command. Cancelled, it ends all that the command is."""
+    """Exit code, output and errors of a command, which also gets the descriptors `handed` to it.
+    Cancelled, it ends all that the command is."""
     process = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env=dict(environ),
+        pass_fds=handed,
         start_new_session=True,
     )
     try:

@@ -25,15 +25,18 @@ _CALL_S = 8.0
 # Those that are called; rollouts only call.
 _SERVERS = (GATEWAY, LEARNER)
 _FIREWALL = "see whether it runs, and whether firewalls let its port through"
-_IDENTITY = "start both sides with the same FLOTILLA_TOKEN, and with --tls-dir of the same run"
+IDENTITY = "start both sides with the same FLOTILLA_TOKEN, and with --tls-dir of the same run"
+NO_TOKEN = fail(
+    f"{TOKEN_VARIABLE} is not set", f"export the {TOKEN_VARIABLE} that the nodes were started with"
+)
+_OLD = "start the echo there anew, with the version that is here"
 
 
 async def echo(subject: Subject) -> list[Finding]:
     if subject.nodes:
         token = subject.environ.get(TOKEN_VARIABLE, "")
         if not token:
-            fix = f"export the {TOKEN_VARIABLE} that the nodes were started with"
-            return [fail(f"{TOKEN_VARIABLE} is not set", fix)]
+            return [NO_TOKEN]
         calls = [_call(node, LEARNER, token, subject.tls) for node in subject.nodes]
         return list(await asyncio.gather(*calls))
     return await _between_own(subject)
@@ -93,15 +96,18 @@ async def _call(address: str, service: str, token: str, tls: Tls | None) -> Find
             call: Any = channel.unary_unary(f"/{SERVICE}/{METHOD}")
             answer = await call(_MESSAGE, timeout=_CALL_S)
     except ConfigError as error:
-        return fail(f"{address}: {error}", _IDENTITY)
+        return fail(f"{address}: {error}", IDENTITY)
     except grpc.aio.AioRpcError as error:
-        return _named(address, error)
+        return refusal(address, error)
     if answer != _MESSAGE:
         return fail(f"{address} gave back something else", "see what listens there")
     return ok(f"{address} gave {len(_MESSAGE)} bytes back {'under TLS' if tls else 'in clear'}")
 
 
-def _named(address: str, error: grpc.aio.AioRpcError) -> Finding:
+def refusal(address: str, error: grpc.aio.AioRpcError) -> Finding:
+    """Why a node's echo does not answer."""
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return fail(f"{address} is no echo, or one of an older version", _OLD)
     said = likely_cause(error.details()) or f"{error.code().name}: {error.details()}"
     stranger = error.code() is grpc.StatusCode.UNAUTHENTICATED or "certificate" in said
-    return fail(f"{address} does not answer: {said}", _IDENTITY if stranger else _FIREWALL)
+    return fail(f"{address} does not answer: {said}", IDENTITY if stranger else _FIREWALL)

@@ -1,13 +1,16 @@
-"""Gives back what it is sent, over gRPC as every service speaks it.
+"""Gives back what it is sent, over gRPC as every service speaks it, and takes a seat in a ring.
 
 The doctor starts some on this machine. To try the way to another machine, start one there by hand,
 `python -m services.launcher.doctor.echo_server --listen HOST:PORT --tls-dir DIR` with the token in
-FLOTILLA_TOKEN, and name it here: `flotilla doctor SPEC --node HOST:PORT --tls-dir DIR`.
+FLOTILLA_TOKEN and the interpreter of the services, and name it here:
+`flotilla doctor SPEC --node HOST:PORT --tls-dir DIR`. The machine of the doctor is a part of the
+ring too, which the nodes must reach: it is best one of them.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -19,8 +22,9 @@ from services.common import rpc
 from services.common.arguments import read_token
 from services.common.errors import ConfigError
 from services.common.tls import Tls, read_tls
+from services.launcher.doctor.seat import Outcome, Seat, seat_from, sit
 
-SERVICE, METHOD = "flotilla.Doctor", "Echo"
+SERVICE, METHOD, RING = "flotilla.Doctor", "Echo", "Ring"
 _GRACE_S = 0.2
 
 
@@ -28,14 +32,20 @@ async def _echo(request: bytes, context: Any) -> bytes:
     return request
 
 
+async def _ring(request: Seat, context: Any) -> Outcome:
+    """Be one rank, for as long as the caller wants to know what comes of it."""
+    return await sit(sys.executable, request, os.environ)
+
+
 async def serve(listen: str, token: str, tls: Tls | None, *, until_eof: bool) -> None:
     """Serve until SIGTERM, or until standard input ends: so do those that the doctor starts, even
     where it is killed. Raises ConfigError."""
     server = rpc.server(token=token)
-    handler = grpc.unary_unary_rpc_method_handler(_echo, bytes, bytes)
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),)
-    )
+    handlers = {
+        METHOD: grpc.unary_unary_rpc_method_handler(_echo, bytes, bytes),
+        RING: grpc.unary_unary_rpc_method_handler(_ring, seat_from, Outcome.to_bytes),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
     for end in (signal.SIGTERM, signal.SIGINT):

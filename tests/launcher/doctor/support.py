@@ -24,6 +24,7 @@ from services.learner.config import LearnerConfig
 from services.rollout.config import RolloutConfig
 
 ROOT = Path(__file__).resolve().parents[3]
+TOKEN = "a-token-for-tests-that-is-long-enough"
 Handle = Callable[[str, Mapping[str, str], Mapping[str, Any]], tuple[int, Any]]
 
 
@@ -130,3 +131,15 @@ def emulator(key: str, *options: str) -> Generator[str]:
     finally:
         process.terminate()
         process.communicate(timeout=20)
+
+
+@contextmanager
+def echo_of(listen: str = "127.0.0.1:0", **environ: str) -> Generator[str]:
+    """The address of an echo that was started by hand."""
+    options = ("--until-eof", "--listen", listen)
+    command = [sys.executable, "-m", "services.launcher.doctor.echo_server", *options]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, env={**os.environ, **environ}, cwd=ROOT, **pipes) as process:
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline())["address"]
+        process.communicate()

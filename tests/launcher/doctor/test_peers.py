@@ -3,13 +3,10 @@
 import json
 import os
 import socket
-import subprocess
 import sys
-from collections.abc import Generator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -22,25 +19,14 @@ from services.launcher.doctor.results import Status
 from services.launcher.identity import mint_run
 from tests.launcher.doctor.support import (
     ROOT,
+    TOKEN,
     double,
+    echo_of,
     probed,
     says,
     spec,
     subject,
 )
-
-TOKEN = "a-token-for-tests-that-is-long-enough"
-
-
-@contextmanager
-def echo_of(**secret: str) -> Generator[str]:
-    """The address of an echo that was started by hand."""
-    command = [sys.executable, "-m", "services.launcher.doctor.echo_server", "--until-eof"]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, env={**os.environ, **secret}, cwd=ROOT, **pipes) as process:
-        assert process.stdout is not None
-        yield json.loads(process.stdout.readline())["address"]
-        process.communicate()
 
 
 async def test_an_echo_of_another_run_or_with_another_token_is_told(
@@ -73,14 +59,6 @@ async def test_nodes_hear_each_other_in_clear_here_and_under_tls_elsewhere(
     about = subject(spec(policy, tasks, f"launcher.backend={backend}"), tmp_path)
     how = "in clear" if backend == "local" else "under TLS"
     says(await probed("echo", about), Status.OK, f"gave 1048576 bytes back {how}")
-
-
-async def test_an_interface_that_gloo_does_not_find_is_named(
-    policy: Path, tasks: Path, tmp_path: Path
-) -> None:
-    about = subject(spec(policy, tasks), tmp_path, GLOO_SOCKET_IFNAME="nowhere0")
-    result = await probed("ring", about)
-    says(result, Status.FAIL, "gloo ring of 2", "GLOO_SOCKET_IFNAME is 'nowhere0'", "lo")
 
 
 async def test_an_environment_that_cannot_be_opened_is_named_and_the_others_show_their_tools(
