@@ -14,12 +14,16 @@ import pytest
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common import rpc
-from services.launcher import address_file
+from services.launcher import address_file, identity
+from services.launcher.__main__ import add_registry
 from services.launcher.adapters.registries import RunRegistries
 from services.launcher.config import LauncherConfig
 from services.launcher.console.connection import connected
 from services.launcher.console.interrupts import Interrupts
-from tests.common.outsiders import beyond_loopback, outsiders
+from services.launcher.launcher import Equipment, Launcher
+from services.launcher.ports import NO_HOOKS
+from services.launcher.store import Store
+from tests.common.outsiders import RUN, beyond_loopback, member, outsiders, run
 from tests.contract.everything import of_service, refusals
 
 
@@ -102,3 +106,39 @@ async def test_a_runs_registry_has_tls_where_its_replicas_are_elsewhere(
         await registries.close("run", forget=True)
     assert added == ["run"]
     assert not (tmp_path / ".identity" / "run").exists()
+
+
+@asynccontextmanager
+async def registry_of_a_run(runs: Path) -> AsyncGenerator[str]:
+    """The address of the registry that a launcher serves to machines elsewhere."""
+    identity.store_run(runs, run())
+    store = Store(runs / "launcher.sqlite")
+    registries = RunRegistries(runs, lambda run_id, server: add_registry(served, run_id, server))
+    served = Launcher(runs, store, Equipment({}, registries, NO_HOOKS))
+    sky = {"advertise": beyond_loopback()}
+    config = LauncherConfig.model_validate({"backend": "sky", "sky": sky})
+    try:
+        yield (await registries.open(RUN, config, "")).address
+    finally:
+        await registries.close(RUN, forget=True)
+        store.close()
+
+
+async def test_every_rpc_of_a_runs_registry_needs_the_runs_certificate_and_its_token(
+    tmp_path: Path,
+) -> None:
+    rpcs = of_service("RegistryService")
+    assert len(rpcs) == 5
+    async with registry_of_a_run(tmp_path) as address:
+        for who, opened in outsiders().items():
+            async with opened(address, "launcher") as channel:
+                codes = await refusals(channel, rpcs, token=run().token)
+            assert codes == {each.path: grpc.StatusCode.UNAVAILABLE for each in rpcs}, who
+        for token in (None, "a-token-of-somebody-else"):
+            async with member(address, "launcher") as channel:
+                codes = await refusals(channel, rpcs, token=token)
+            assert codes == {each.path: grpc.StatusCode.UNAUTHENTICATED for each in rpcs}
+        async with member(address, "launcher") as channel:
+            codes = await refusals(channel, rpcs, token=run().token)
+        # A member comes through to a launcher that does not know this run.
+        assert codes == {each.path: grpc.StatusCode.NOT_FOUND for each in rpcs}
