@@ -1,5 +1,6 @@
 """Whether learner and rollout will turn the same messages into the same token ids."""
 
+import json
 from pathlib import Path
 
 from services.common.fingerprint import TokenizerDigests, tokenizer_digests
@@ -14,6 +15,7 @@ async def tokenizer(subject: Subject) -> list[Finding]:
     try:
         folder = await policy_folder(subject)
         digests = tokenizer_digests(folder)
+        second = _second_template(folder)
     except NoPolicyError as error:
         return [without(subject, error)]
     except FileNotFoundError:
@@ -23,7 +25,7 @@ async def tokenizer(subject: Subject) -> list[Finding]:
         return [fail(f"{subject.shared.policy.model} has no tokenizer.json", fix)]
     except ValueError as error:
         return [fail(f"tokenizer_config.json is no JSON: {error}", "fetch the model again")]
-    told = [ok(f"digest {digests.whole.hex()[:16]}"), *_pinned(subject)]
+    told = [ok(f"digest {digests.whole.hex()[:16]}"), *second, *_pinned(subject)]
     if subject.python is None:
         return told
     loaded = await ask(
@@ -35,6 +37,20 @@ async def tokenizer(subject: Subject) -> list[Finding]:
 
 def _question(folder: Path, digests: TokenizerDigests) -> dict[str, str]:
     return {"folder": str(folder), "chat_template": digests.chat_template.hex()}
+
+
+def _second_template(folder: Path) -> list[Finding]:
+    """Both sides take chat_template.jinja where there is one. Others may take the other one."""
+    first, config = folder / "chat_template.jinja", folder / "tokenizer_config.json"
+    if not (first.exists() and config.exists()):
+        return []
+    second = json.loads(config.read_text(encoding="utf-8")).get("chat_template")
+    if not second or second == first.read_text(encoding="utf-8"):
+        return []
+    what = f"{config.name} has another chat template than {first.name}, which runs go by"
+    return [
+        warn(what, f"keep one: take chat_template out of {config.name}, or remove {first.name}")
+    ]
 
 
 def _pinned(subject: Subject) -> list[Finding]:

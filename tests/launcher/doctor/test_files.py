@@ -38,6 +38,39 @@ def two_templates(folder: Path) -> None:
     change(folder, lambda config: config.update(chat_template=named))
 
 
+def another_template(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    change(folder, lambda config: config.update(chat_template="{{ tools }}{{ messages }}"))
+
+
+def same_template_twice(folder: Path) -> None:
+    another_template(folder)
+    change(folder, lambda config: config.update(chat_template="{{ messages }}"))
+
+
+def token_for_transformers_alone(folder: Path) -> None:
+    token = {**added_tokens(folder)[-1], "content": "<|theirs|>"}
+    change(folder, lambda config: config.update(added_tokens_decoder={"400": token}))
+
+
+def token_for_the_learner_alone(folder: Path) -> None:
+    """The models' own tokenizer classes add the tokens that the configuration lists, if it does."""
+    *listed, lost = added_tokens(folder)
+    assert lost["content"] == "<done>"
+    decoder = {str(token["id"]): token for token in listed}
+    change(folder, lambda config: config.pop("backend"))
+    change(
+        folder,
+        lambda config: config.update(
+            tokenizer_class="Qwen2Tokenizer", added_tokens_decoder=decoder
+        ),
+    )
+
+
+def added_tokens(folder: Path) -> list[dict[str, Any]]:
+    return json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+
+
 def change(folder: Path, how: Callable[[dict[str, Any]], Any]) -> None:
     path = folder / "tokenizer_config.json"
     config = json.loads(path.read_text())
@@ -51,6 +84,8 @@ def change(folder: Path, how: Callable[[dict[str, Any]], Any]) -> None:
         (no_template, ("has no chat template", "add a chat_template.jinja")),
         (two_templates, ("several chat templates: default, tool_use", "keep one")),
         (lambda folder: (folder / "tokenizer.json").unlink(), ("has no tokenizer.json",)),
+        (token_for_transformers_alone, ("transformers reads '<|theirs|>' as [", "disagree")),
+        (token_for_the_learner_alone, ("transformers reads '<done>' as [", "disagree")),
     ],
 )
 async def test_a_tokenizer_that_two_sides_would_load_differently_is_told(
@@ -61,6 +96,34 @@ async def test_a_tokenizer_that_two_sides_would_load_differently_is_told(
     plant(folder)
     about = subject(spec(folder, tasks), tmp_path)
     says(await probed("tokenizer", about), Status.FAIL, *words)
+
+
+@pytest.mark.parametrize(
+    ("plant", "status", "words"),
+    [
+        (
+            another_template,
+            Status.WARN,
+            (
+                "tokenizer_config.json has another chat template than chat_template.jinja",
+                "keep one: take chat_template out of tokenizer_config.json",
+            ),
+        ),
+        (same_template_twice, Status.OK, ("the same tokenizer and chat template",)),
+    ],
+)
+async def test_a_second_chat_template_is_told_where_it_differs(
+    policy: Path,
+    tasks: Path,
+    tmp_path: Path,
+    plant: Callable[[Path], Any],
+    status: Status,
+    words: tuple[str, ...],
+) -> None:
+    folder = tmp_path / "policy"
+    shutil.copytree(policy, folder)
+    plant(folder)
+    says(await probed("tokenizer", subject(spec(folder, tasks), tmp_path)), status, *words)
 
 
 @pytest.mark.parametrize(
