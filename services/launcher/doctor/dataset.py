@@ -1,25 +1,58 @@
-"""Whether the tasks can be read, and their environments and data exist where they will run."""
+"""Whether the tasks can be read, some of them are selected, and their environments and data exist
+where they will run."""
 
 import asyncio
 import json
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.launcher.doctor.children import output_of
 from services.launcher.doctor.ports import used_backends
 from services.launcher.doctor.results import (
     Finding,
     NotApplicableError,
     Status,
     fail,
+    first_line,
     ok,
 )
 from services.launcher.doctor.subject import Subject, is_made_later
 from services.launcher.runs import GATEWAY, LEARNER
 
 FLEET_BACKENDS = ("fleet", "fleet_openenv")
+# The selection is the learner's: its own functions make it, in a process of its own. By file the
+# keys of the tasks that are left, and what is wrong.
+_CHOOSE = """
+import json, sys
+from pathlib import Path
+from services.common.config import parse
+from services.learner.sampling.config import SelectConfig
+from services.learner.sampling.select import SelectionError, select, select_for_evaluation
+from services.learner.sampling.tasks import TaskFileError, load_tasks
+
+asked = json.load(sys.stdin)
+config = parse(SelectConfig, asked["select"], where="learner.select")
+
+def chosen(path):
+    tasks = load_tasks(Path(path))
+    left = select_for_evaluation(tasks, config, path=path) if path in asked["sets"] else []
+    if path == asked["tasks"]:
+        left += select(tasks, config, path=path, seed=asked["seed"])
+    return [task.key for task in left]
+
+told = {}
+for path in asked["files"]:
+    try:
+        told[path] = [chosen(path), ""]
+    except (TaskFileError, SelectionError) as error:
+        told[path] = [[], str(error)]
+print(json.dumps(told))
+"""
+_FILE, _SELECTION = "correct {key}, or make the file", "correct learner.select, or the file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,34 +68,74 @@ class TaskFileError(Exception):
     """A task file cannot be used; the message says why."""
 
 
+class _ChooseError(Exception):
+    """The learner's functions do not run; the message says how they ended."""
+
+
 async def dataset(subject: Subject) -> list[Finding]:
     section = subject.section(LEARNER)
-    paths = {section["tasks"]: "learner.tasks"}
-    for number, chosen in enumerate(section["eval"]["sets"]):
-        paths.setdefault(chosen["tasks"], f"learner.eval.sets.{number}.tasks")
     findings: list[Finding] = []
+    files: dict[str, list[dict[str, Any]]] = {}
+    for path, key in _keys(section).items():
+        try:
+            if later := _comes_later(subject, path):
+                findings.append(Finding(Status.SKIPPED, later))
+            else:
+                files[path] = await asyncio.to_thread(read_tasks, Path(path))
+        except TaskFileError as error:
+            findings.append(fail(f"{key}: {error}", _FILE.format(key=key)))
+    try:
+        chosen = await _chosen(subject, section, list(files)) if files else {}
+    except _ChooseError as error:
+        return [*findings, fail(str(error), "see whether the learner's environment is whole")]
     counts: Counter[Version] = Counter()
-    for path, key in paths.items():
-        finding = await _counted(subject, path, key, counts)
-        findings.extend([finding] if finding else [])
+    for path, (keys, wrong) in chosen.items():
+        if wrong:
+            findings.append(fail(wrong, _SELECTION))
+        left = [task for task in files[path] if _field(task, "key", "task_key") in keys]
+        if 0 < len(left) < len(files[path]):
+            findings.append(ok(f"{len(left)} of the {len(files[path])} tasks of {path} are used"))
+        counts.update(version_of(task) for task in left)
     if counts:
         findings.append(ok(_told(counts)))
     return [*findings, *await _at_fleet(subject, sorted(counts, key=str))]
 
 
-async def _counted(
-    subject: Subject, path: str, key: str, counts: Counter[Version]
-) -> Finding | None:
+def _keys(section: Mapping[str, Any]) -> dict[str, str]:
+    """The task files, each with the key that names it first."""
+    paths = {section["tasks"]: "learner.tasks"}
+    for number, each in enumerate(section["eval"]["sets"]):
+        paths.setdefault(each["tasks"], f"learner.eval.sets.{number}.tasks")
+    return paths
+
+
+def _comes_later(subject: Subject, path: str) -> str:
+    """Why a file cannot be looked at yet, and that is well; empty where it should be here."""
     if is_made_later(subject, path):
-        return Finding(Status.SKIPPED, f"{path} is made by [[prepare]] first")
+        return f"{path} is made by [[prepare]] first"
     if subject.backend == "sky" and "://" in path:
-        return Finding(Status.SKIPPED, f"{path} is fetched by the machines")
-    try:
-        tasks = await asyncio.to_thread(read_tasks, Path(path))
-    except TaskFileError as error:
-        return fail(f"{key}: {error}", f"correct {key}, or make the file")
-    counts.update(version_of(task) for task in tasks)
-    return None
+        return f"{path} is fetched by the machines"
+    return ""
+
+
+async def _chosen(
+    subject: Subject, section: Mapping[str, Any], paths: list[str]
+) -> dict[str, tuple[set[str], str]]:
+    """By file the keys of the tasks that the run uses, and what the learner has against it. Raises
+    _ChooseError."""
+    question = {
+        "files": paths,
+        "tasks": section["tasks"],
+        "sets": [each["tasks"] for each in section["eval"]["sets"]],
+        "select": section["select"],
+        "seed": subject.shared.seed,
+    }
+    command = (sys.executable, "-c", _CHOOSE)
+    code, output, errors = await output_of(command, json.dumps(question).encode(), subject.environ)
+    if code != 0:
+        last = first_line("\n".join(reversed(errors.strip().splitlines())))
+        raise _ChooseError(f"the learner's selection of tasks ended with code {code}: {last}")
+    return {path: (set(keys), wrong) for path, (keys, wrong) in json.loads(output).items()}
 
 
 def read_tasks(path: Path) -> list[dict[str, Any]]:
