@@ -17,6 +17,7 @@ from services.common import rpc
 from services.common.arguments import TOKEN_VARIABLE
 from services.common.tls import TLS_VARIABLE
 from services.launcher.doctor import ring
+from services.launcher.doctor.echo import NO_TOKEN, echo
 from services.launcher.doctor.echo_server import METHOD, RING, SERVICE
 from services.launcher.doctor.results import Status
 from services.launcher.doctor.seat import Outcome, Seat, seat_from, sit
@@ -165,13 +166,16 @@ async def test_a_node_with_an_echo_from_before_rings_is_told(about: Subject) -> 
     assert not ranks()
 
 
-async def test_a_node_with_another_token_or_none_here_is_told(about: Subject) -> None:
+async def test_a_node_with_another_token_is_told(about: Subject) -> None:
     with echo_of(THERE, **{TOKEN_VARIABLE: "another-token-that-is-long-enough"}) as at:
-        named = replace(about, nodes=(at,))
-        result = await probed("ring", named)
-        says(result, Status.FAIL, at, "UNAUTHENTICATED", "with the same FLOTILLA_TOKEN")
-        result = await probed("ring", replace(named, environ={}))
-        says(result, Status.FAIL, "FLOTILLA_TOKEN is not set")
+        result = await probed("ring", replace(about, nodes=(at,)))
+    says(result, Status.FAIL, at, "UNAUTHENTICATED", "with the same FLOTILLA_TOKEN")
+    assert not ranks()
+
+
+async def test_no_node_is_asked_without_a_token(about: Subject) -> None:
+    without = replace(about, nodes=("127.0.0.2:1",), environ={})
+    assert await ring.ring(without) == await echo(without) == [NO_TOKEN]
 
 
 async def test_a_node_takes_a_seat_only_with_the_token_and_ends_it_with_the_call() -> None:
