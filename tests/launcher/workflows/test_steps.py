@@ -8,10 +8,11 @@ import signal
 import sys
 import time
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from services.common.config import load_spec
@@ -19,7 +20,7 @@ from services.launcher import address_file, plan
 from services.launcher.runs import RunState
 from services.launcher.store import Store, StoredRun
 from services.learner.sampling.config import SelectConfig
-from tests.launcher.harness import spec
+from tests.launcher.harness import left_running, spec
 
 ROOT = Path(__file__).resolve().parents[3]
 REQUEST = "gha-1-1"
@@ -176,6 +177,35 @@ async def test_cancelling_the_job_cancels_the_run(tmp_path: Path) -> None:
         assert stored.run.state is RunState.STOPPED
         again, _ = await run_step("cancel", folder, secret)
         assert again == 0
+
+
+@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
+async def test_cancelling_a_job_that_started_its_own_launcher_leaves_no_process(
+    tmp_path: Path, asked: signal.Signals
+) -> None:
+    folder, home = checkout(tmp_path / "job", steps=10_000), tmp_path / "home"
+    await asyncio.to_thread(home.mkdir)
+    runs = home / "flotilla-runs"
+    process = await start("submit", folder, "", HOME=str(home))
+    assert process.stdout is not None
+    async for line in process.stdout:
+        if b"run running" in line:
+            break
+    assert left_running(runs)
+    os.killpg(process.pid, asked)
+    await asyncio.sleep(0.2)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.communicate()
+    code, output = await run_step("cancel", folder, "", HOME=str(home))
+    assert code == 0, output
+    assert "stopped, machines: verified" in output
+    (stored,) = stored_runs(runs)
+    assert stored.run.state is RunState.STOPPED
+    # The launcher goes by itself when nobody has asked it anything for a while.
+    async with asyncio.timeout(60):
+        while left_running(runs):  # noqa: ASYNC110 (other processes)
+            await asyncio.sleep(0.2)
 
 
 async def test_what_was_cancelled_before_it_began_never_begins(tmp_path: Path) -> None:
