@@ -261,8 +261,8 @@ class WholeRun:
 
     def lose_disk(self) -> None:
         """Of a learner's node: homes of Slurm are on another machine, and outlive theirs."""
-        [folder] = self.session.layout.home.rglob(f"runs/{self.run_id}")
-        shutil.rmtree(folder)
+        [journal] = self.session.layout.home.rglob(f"runs/{self.run_id}/{FILE_NAME}")
+        shutil.rmtree(journal.parent)
 
     def trained_by(self) -> set[tuple[str, str]]:
         """Replica and process, for all whose trajectories are in committed steps."""
