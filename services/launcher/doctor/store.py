@@ -6,6 +6,8 @@ from services.launcher.doctor.subject import Subject
 from services.launcher.runs import LEARNER, RunMode
 from services.launcher.sky import candidates, offers
 
+# One of them, or a role of the machine, opens a bucket.
+_CREDENTIALS = ("AWS_ACCESS_KEY_ID", "FLOTILLA_REMOTE_OPTIONS")
 _LEAVE_OUT = (
     'to start without all the same, set launcher.skip_probes = ["store"], or --skip store for this'
     " command"
@@ -17,7 +19,8 @@ async def store(subject: Subject) -> list[Finding]:
     checkpoint = section["checkpoint"]
     if checkpoint["remote"] is not None:
         question = {"url": checkpoint["remote"], "options": checkpoint["remote_options"]}
-        return await ask(subject.interpreter(), "probes_store", question, subject.environ)
+        found = await ask(subject.interpreter(), "probes_store", question, subject.environ)
+        return [*found, *_only_here(subject, checkpoint["remote"])]
     config = subject.plan.config
     lost = offers.unkept(section, config)
     if subject.backend != "sky" or subject.mode is not RunMode.TRAIN or not lost:
@@ -25,3 +28,12 @@ async def store(subject: Subject) -> list[Finding]:
     # There a lost node costs nothing: homes are on a server.
     say = warn if candidates.on_slurm(config.sky, LEARNER) else fail
     return [say(lost, f"{offers.KEEP}; {_LEAVE_OUT}")]
+
+
+def _only_here(subject: Subject, url: str) -> list[Finding]:
+    """Machines are handed variables: what was tried with a file of this one says little of them."""
+    handed = any(subject.environ.get(name) for name in _CREDENTIALS)
+    if subject.backend != "sky" or not url.startswith("s3") or handed:
+        return []
+    what = f"neither {' nor '.join(_CREDENTIALS)} is set, so that machines are handed no key"
+    return [warn(what, "export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give them a role")]

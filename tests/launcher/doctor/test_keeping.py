@@ -1,13 +1,15 @@
 """A run on rented machines of which nothing would be kept is not begun by mistake."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from services.common.config import apply_override, canonical_json
+from services.launcher.doctor import store as probe
 from services.launcher.doctor.gate import doctor_gate
-from services.launcher.doctor.results import Status
+from services.launcher.doctor.results import Finding, Status, ok
 from services.launcher.plan import read_spec
 from services.launcher.ports import Intent, RefusedError
 from services.launcher.runs import Run, RunMode
@@ -21,7 +23,7 @@ async def test_a_run_whose_model_would_go_with_its_machine_is_refused_with_the_k
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
     result = await probed("store", subject(spec(policy, tasks, *RENTED), tmp_path))
-    says(result, Status.FAIL, "learner.checkpoint.remote is not set", "model and all checkpoints")
+    says(result, Status.FAIL, "learner.checkpoint.remote", "model and all checkpoints go")
     says(result, Status.FAIL, 'launcher.skip_probes = ["store"]', "--skip store")
     left_out = spec(policy, tasks, *RENTED, 'launcher.skip_probes=["store"]')
     says(await probed("store", subject(left_out, tmp_path)), Status.SKIPPED, "skip_probes")
@@ -36,6 +38,23 @@ async def test_a_store_that_is_set_is_tried_instead(
         python=subject(spec(policy, tasks), tmp_path).python,
     )
     says(await probed("store", about), Status.OK, "wrote, read back and removed")
+
+
+async def test_a_bucket_whose_keys_machines_are_not_handed_is_told(
+    policy: Path, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def answer(*_: object) -> list[Finding]:
+        return [ok("wrote, read back and removed an object")]
+
+    monkeypatch.setattr(probe, "ask", answer)
+    bucket = "learner.checkpoint.remote=s3://bucket/prefix"
+    content = spec(policy, tasks, *RENTED, bucket, f"launcher.sky.python={sys.executable}")
+    nothing = {"AWS_ACCESS_KEY_ID": "", "FLOTILLA_REMOTE_OPTIONS": ""}
+    result = await probed("store", subject(content, tmp_path, **nothing))
+    says(result, Status.WARN, "machines are handed no key", "export AWS_ACCESS_KEY_ID")
+    for name in nothing:
+        about = subject(content, tmp_path, **{**nothing, name: "a-value"})
+        says(await probed("store", about), Status.OK)
 
 
 @pytest.mark.parametrize(
