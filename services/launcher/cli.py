@@ -219,7 +219,9 @@ def doctor(
     ] = None,
     node: Annotated[
         list[str] | None,
-        typer.Option("--node", help="HOST:PORT of an echo that was started there; repeatable."),
+        typer.Option(
+            "--node", help="HOST:PORT of an echo_server there, for `echo` and `ring`; repeatable."
+        ),
     ] = None,
     tls_dir: Annotated[
         Path | None, typer.Option("--tls-dir", help="Certificates to call nodes with.")
