@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -29,6 +30,10 @@ _POLL_S = 0.05
 _START_TIMEOUT_S = 60.0
 # Should this command be killed, its launcher sees the run through and then goes.
 _IDLE_EXIT_S = 30.0
+# A launcher that has been away for so long is not waited for; its runs go on or end without us.
+PATIENCE_S = 900.0
+_PAUSE_S = 2.0
+_ASK_S = 5.0
 
 
 class LauncherError(Exception):
@@ -47,6 +52,38 @@ class Connection:
     def alive(self) -> bool:
         """Whether another try is worth it; of a launcher elsewhere nobody can say."""
         return self.address.elsewhere or address_file.read(self.runs) == self.address
+
+    async def answers(self) -> bool:
+        """Whether it is there: to an absent one a call waits until its deadline, as to a quiet
+        run."""
+        try:
+            await self.stub.ListRuns(pb.ListRunsRequest(), timeout=_ASK_S)
+        except grpc.aio.AioRpcError as error:
+            return rpc.service_error(error) is not None
+        return True
+
+    def cancelling(self, request_id: str) -> str:
+        """The command that ends what a request began."""
+        where = "" if self.address.elsewhere or str(self.runs) == "runs" else f" --runs {self.runs}"
+        return f"flotilla cancel {request_id}{where}"
+
+
+class Patience:
+    """How much longer a launcher that does not answer is asked again."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.heard()
+
+    def heard(self) -> None:
+        """It has answered: the time begins anew."""
+        self._deadline = time.monotonic() + PATIENCE_S
+
+    async def pause(self, error: grpc.aio.AioRpcError) -> None:
+        """Wait a little before the next try. Raises LauncherError when none is worth it."""
+        if not self._connection.alive() or time.monotonic() > self._deadline:
+            raise LauncherError("the launcher is gone; its runs are not ended by that") from error
+        await asyncio.sleep(_PAUSE_S)
 
 
 @asynccontextmanager

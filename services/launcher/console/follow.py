@@ -14,7 +14,7 @@ from rich.console import Console
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common.rpc import duration, service_error
 from services.launcher.console.board import Board
-from services.launcher.console.connection import Connection, LauncherError, connected
+from services.launcher.console.connection import Connection, LauncherError, Patience, connected
 from services.launcher.console.interrupts import InterruptedByUserError, Interrupts
 from services.launcher.console.views import View, viewing
 from services.launcher.store import Store
@@ -60,6 +60,9 @@ class _Followed:
     since: int
     run_id: str = ""
     last_event: int = 0
+    # What a launcher that is not ours said of the run when its start was interrupted.
+    asked: bool = False
+    cancelled: pb.Run | None = None
     board: Board = field(default_factory=Board)
 
 
@@ -81,7 +84,7 @@ async def run_to_end(runs: Path, wish: Wish, console: Console, interrupts: Inter
             raise LauncherError(message)
     except InterruptedByUserError:
         # The launcher may have begun the run before it learnt that nobody wants it any more.
-        run = _begun(runs, request_id)
+        run = followed.cancelled if followed.asked else _begun(runs, request_id)
     return Outcome(run, interrupts.first.is_set(), time.monotonic() - began)
 
 
@@ -96,8 +99,8 @@ async def _run_under_one(
     async with connected(runs, interrupts, start=True) as connection:
         try:
             if not followed.run_id:
-                started = _start(connection, wish, request_id)
-                run_id = followed.run_id = await interrupts.unless(started)
+                began = _begin(connection, wish, request_id, followed, console, interrupts)
+                run_id = followed.run_id = await began
                 console.print(f"Run {run_id} in {runs / run_id}", highlight=False, soft_wrap=True)
             await _follow(connection, followed, console, interrupts)
             request = pb.GetRunRequest(run_id=followed.run_id)
@@ -106,6 +109,45 @@ async def _run_under_one(
             if error.code() in _PASSING and not connection.alive():
                 raise LauncherGoneError from error
             raise
+
+
+async def _begin(
+    connection: Connection,
+    wish: Wish,
+    request_id: str,
+    followed: _Followed,
+    console: Console,
+    interrupts: Interrupts,
+) -> str:
+    """Start the run. A launcher of our own goes when we do, with all that it began; any other is
+    asked to cancel what it may have begun."""
+    try:
+        return await interrupts.unless(_start(connection, wish, request_id))
+    except InterruptedByUserError:
+        if connection.own is None:
+            console.print("Stopping what may have begun. Ctrl-C again stops waiting.")
+            followed.cancelled = await _cancel(connection, request_id, interrupts)
+            followed.asked = True
+        raise
+
+
+async def _cancel(connection: Connection, request_id: str, interrupts: Interrupts) -> pb.Run | None:
+    """The run that had begun and is stopped now; None: none has, and none will. Raises
+    LauncherError where nobody knows."""
+
+    async def cancel() -> pb.Run | None:
+        request = pb.StopRunRequest(request_id=request_id, grace=duration(_STOP_GRACE_S))
+        answer = await connection.stub.StopRun(request, timeout=_STOP_GRACE_S + _START_TIMEOUT_S)
+        if not answer.run_id:
+            return None
+        wanted = pb.GetRunRequest(run_id=answer.run_id)
+        return (await connection.stub.GetRun(wanted)).run
+
+    try:
+        return await interrupts.unless_again(cancel())
+    except (InterruptedByUserError, grpc.aio.AioRpcError) as error:
+        what = "it is not known whether the run has begun, and it may go on"
+        raise LauncherError(f"{what}: {connection.cancelling(request_id)}") from error
 
 
 async def _start(connection: Connection, wish: Wish, request_id: str) -> str:
@@ -144,11 +186,12 @@ async def _follow(
         with viewing(console) as view:
             stopping = tasks.create_task(_stop_on_interrupt(connection, run_id, view, interrupts))
             try:
-                gone = await _watch(connection, followed, view)
+                problem = await _watch(connection, followed, view, interrupts)
             finally:
                 stopping.cancel()
-    if gone:
-        raise LauncherGoneError
+    # Not before: it would come out of the group as part of one.
+    if problem is not None:
+        raise problem
 
 
 def _show(view: View, board: Board, line: str) -> None:
@@ -157,13 +200,15 @@ def _show(view: View, board: Board, line: str) -> None:
     view.update(board)
 
 
-async def _watch(connection: Connection, followed: _Followed, view: View) -> bool:
-    """Take events until the run has ended, over as many streams as that takes; true if the
-    launcher is gone instead.
+async def _watch(
+    connection: Connection, followed: _Followed, view: View, interrupts: Interrupts
+) -> Exception | None:
+    """Take events until the run has ended, over as many streams as that takes; or return why that
+    is not to be known: the launcher is gone.
 
     The server ends the stream of an ended run, so an end in the past does not count.
     """
-    board = followed.board
+    board, patience = followed.board, Patience(connection)
     while True:
         request = pb.WatchRunRequest(run_id=followed.run_id, after_event=followed.last_event)
         try:
@@ -175,11 +220,35 @@ async def _watch(connection: Connection, followed: _Followed, view: View) -> boo
                     _show(view, board, line)
         except grpc.aio.AioRpcError as error:
             if error.code() not in _PASSING:
-                raise
+                return error
             if not connection.alive():
-                return True
+                return LauncherGoneError()
+            if connection.address.elsewhere:
+                problem = await _await_elsewhere(connection, patience, interrupts, error)
+                if problem is not None:
+                    return problem
         if board.ended:
-            return False
+            return None
+
+
+async def _await_elsewhere(
+    connection: Connection,
+    patience: Patience,
+    interrupts: Interrupts,
+    error: grpc.aio.AioRpcError,
+) -> LauncherError | None:
+    """Of a launcher elsewhere no file says that it is gone: it is asked again for a while, or until
+    the user has had enough."""
+    if await connection.answers():
+        patience.heard()
+        return None
+    if interrupts.second.is_set():
+        return LauncherError("the launcher does not answer; its runs are not ended by that")
+    try:
+        await patience.pause(error)
+    except LauncherError as gone:
+        return gone
+    return None
 
 
 async def _stop_on_interrupt(

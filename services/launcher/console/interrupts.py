@@ -46,14 +46,22 @@ class Interrupts:
 
     async def unless(self, work: Coroutine[Any, Any, T]) -> T:
         """Do `work`; on the first Ctrl-C cancel it and raise InterruptedByUserError."""
-        task = asyncio.create_task(work)
-        interrupt = asyncio.create_task(self.first.wait())
-        try:
-            await asyncio.wait({task, interrupt}, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
-            raise InterruptedByUserError
-        finally:
-            interrupt.cancel()
-            task.cancel()
-            await asyncio.gather(task, interrupt, return_exceptions=True)
+        return await _unless(self.first, work)
+
+    async def unless_again(self, work: Coroutine[Any, Any, T]) -> T:
+        """The same, but on the second."""
+        return await _unless(self.second, work)
+
+
+async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
+    task = asyncio.create_task(work)
+    interrupt = asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait({task, interrupt}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise InterruptedByUserError
+    finally:
+        interrupt.cancel()
+        task.cancel()
+        await asyncio.gather(task, interrupt, return_exceptions=True)

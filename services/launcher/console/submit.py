@@ -2,10 +2,10 @@
 run, as those of continuous integration are."""
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -16,18 +16,15 @@ from services.common import rpc
 from services.common.config import canonical_json, load_spec
 from services.common.errors import ConfigError
 from services.launcher.console.board import STATE_NAMES, Board
-from services.launcher.console.connection import Connection, LauncherError, connected
+from services.launcher.console.connection import Connection, LauncherError, Patience, connected
 from services.launcher.console.interrupts import InterruptedByUserError, Interrupts
 from services.launcher.console.views import PlainView
 
 OK, FAILED, BAD_SPEC, INTERRUPTED = 0, 1, 2, 130
 _START_TIMEOUT_S = 300.0
 _CALL_S = 30.0
-_WATCH_S = 60.0
+_WATCH_S = 15.0
 _GRACE_S = 60.0
-_PAUSE_S = 2.0
-# A launcher that has been away for so long is not waited for; its runs go on or end without us.
-_PATIENCE_S = 900.0
 _PASSING = {
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.UNAVAILABLE,
@@ -59,9 +56,10 @@ def submit(wish: Wish, runs: Path) -> int:
         try:
             answer = await interrupts.unless(_start(connection, request))
             _say(f"Run {answer.run_id}")
-            await interrupts.unless(_follow(connection, answer.run_id))
+            await interrupts.unless(follow(connection, answer.run_id))
         except InterruptedByUserError:
-            await _cancel(connection, wish.request_id, _GRACE_S)
+            _say("Stopping: services finish what they do and save it. Ctrl-C again stops waiting.")
+            await _cancel_unless(interrupts.unless_again, connection, wish.request_id, _GRACE_S)
             return INTERRUPTED
         return await _conclude(connection, answer.run_id, wish.summary)
 
@@ -72,8 +70,8 @@ def cancel(request_id: str, runs: Path, grace_s: float) -> int:
     """Stop the run that a request began, and see to it that the request begins none later."""
 
     async def work(connection: Connection, interrupts: Interrupts) -> int:
-        await interrupts.unless(_cancel(connection, request_id, grace_s))
-        return OK
+        done = await _cancel_unless(interrupts.unless, connection, request_id, grace_s)
+        return OK if done else INTERRUPTED if interrupts.first.is_set() else FAILED
 
     return _with_launcher(runs, work)
 
@@ -83,7 +81,11 @@ def reap(runs: Path, *, dry_run: bool) -> int:
 
     async def work(connection: Connection, interrupts: Interrupts) -> int:
         request = pb.ReapRequest(dry_run=dry_run)
-        found = await connection.stub.Reap(request, timeout=_START_TIMEOUT_S)
+        try:
+            found = await interrupts.unless(_reap(connection, request))
+        except InterruptedByUserError:
+            _say("Stopping. A launcher that goes on may still end what it has found.")
+            return INTERRUPTED
         for text in found.reaped:
             _say(f"{'would end' if dry_run else 'ended'} {text}")
         for run_id in found.suspected_run_ids:
@@ -121,42 +123,62 @@ def _with_launcher(
         return _fail(known.message, BAD_SPEC if known.reason == "BAD_SPEC" else FAILED)
 
 
+async def _reap(connection: Connection, request: pb.ReapRequest) -> pb.ReapResponse:
+    return await connection.stub.Reap(request, timeout=_START_TIMEOUT_S)
+
+
 async def _start(connection: Connection, request: pb.StartRunRequest) -> pb.StartRunResponse:
     """Repeatable: a launcher that is away for a moment is asked again."""
-    deadline = time.monotonic() + _PATIENCE_S
+    patience = Patience(connection)
     while True:
         try:
             return await connection.stub.StartRun(request, timeout=_START_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             if error.code() not in _PASSING or rpc.service_error(error) is not None:
                 raise
-            await _pause(connection, deadline, error)
+            await patience.pause(error)
 
 
-async def _follow(connection: Connection, run_id: str) -> None:
+async def follow(connection: Connection, run_id: str) -> None:
     """Print what happens until the run has ended, over as many streams as that takes."""
     board, view, last = Board(), PlainView(Console()), 0
-    deadline = time.monotonic() + _PATIENCE_S
+    patience = Patience(connection)
     while not board.ended:
         request = pb.WatchRunRequest(run_id=run_id, after_event=last)
         try:
             async for event in connection.stub.WatchRun(request, timeout=_WATCH_S):
                 last = event.event
-                deadline = time.monotonic() + _PATIENCE_S
+                patience.heard()
                 if line := board.take(event):
                     view.line(line)
                 view.update(board)
         except grpc.aio.AioRpcError as error:
             if error.code() not in _PASSING:
                 raise
+            if not await connection.answers():
+                await patience.pause(error)
+                continue
+            patience.heard()
             if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
-                await _pause(connection, deadline, error)
+                await patience.pause(error)
 
 
-async def _pause(connection: Connection, deadline: float, error: grpc.aio.AioRpcError) -> None:
-    if not connection.alive() or time.monotonic() > deadline:
-        raise LauncherError("the launcher is gone; its runs are not ended by that") from error
-    await asyncio.sleep(_PAUSE_S)
+async def _cancel_unless(
+    unless: Callable[[Coroutine[Any, Any, None]], Awaitable[None]],
+    connection: Connection,
+    request_id: str,
+    grace_s: float,
+) -> bool:
+    """Cancel a request; what is not known to have ended is said to go on perhaps."""
+    try:
+        await unless(_cancel(connection, request_id, grace_s))
+    except (InterruptedByUserError, grpc.aio.AioRpcError) as error:
+        if isinstance(error, grpc.aio.AioRpcError):
+            known = rpc.service_error(error)
+            _say(f"error: {known.message if known else f'{error.code().name}: {error.details()}'}")
+        _say(f"the run may go on: {connection.cancelling(request_id)}")
+        return False
+    return True
 
 
 async def _cancel(connection: Connection, request_id: str, grace_s: float) -> None:

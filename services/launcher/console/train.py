@@ -138,6 +138,9 @@ def _conclude(outcome: Outcome, request: Request, runs: Path, console: Console) 
     report.draw_curve(run_dir)
     if run.state == pb.RUN_STATE_FAILED:
         _fail(console, f"run {run.run_id} failed: {run.error}", FAILED)
+    elif run.cleanup == pb.CLEANUP_LEAK_SUSPECTED:
+        left = f"something of it may be left: flotilla status {run.run_id} says what"
+        console.print(f"Run {run.run_id} was stopped; {left}", highlight=False, soft_wrap=True)
     else:
         console.print(f"Run {run.run_id} was stopped; nothing of it is running.", highlight=False)
     console.print(f"To go on:\n  {request.again}", markup=False, highlight=False, soft_wrap=True)
