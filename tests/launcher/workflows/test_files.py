@@ -89,7 +89,9 @@ def test_every_input_reaches_the_step_that_submits_and_is_read() -> None:
     submit = named_step("submit")
     text = " ".join(str(value) for value in submit["env"].values())
     assert {name for name in INPUTS if f"inputs.{name} " in text} == INPUTS
-    variables = {name for name, value in submit["env"].items() if "inputs." in value}
+    assert submit["env"]["CHECKPOINT_REMOTE"] == "${{ vars.CHECKPOINT_REMOTE }}"
+    said = ("inputs.", "vars.")
+    variables = {n for n, value in submit["env"].items() if any(each in value for each in said)}
     # wandb's key goes to whatever runs.
     assert unread(submit, variables) == {"WANDB_API_KEY"}
 

@@ -179,7 +179,9 @@ async def test_cancelling_the_job_cancels_the_run(tmp_path: Path) -> None:
         assert again == 0
 
 
-@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "asked", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 async def test_cancelling_a_job_that_started_its_own_launcher_leaves_no_process(
     tmp_path: Path, asked: signal.Signals
 ) -> None:
@@ -228,7 +230,11 @@ async def arguments_of(tmp_path: Path, **form: str) -> list[str]:
 
 
 async def test_clouds_and_the_run_to_go_on_with_are_asked_for_by_name(tmp_path: Path) -> None:
-    asked = await arguments_of(tmp_path, CLOUD="lambda", RESUME_RUN_NAME="demo-1")
+    remote = "s3://bucket/all-runs"
+    asked = await arguments_of(
+        tmp_path, CLOUD="lambda", RESUME_RUN_NAME="demo-1", CHECKPOINT_REMOTE=remote
+    )
+    assert f"--learner.checkpoint.remote={remote}" in asked
     assert asked[:3] == ["submit", "deploy/runs/fake.toml", "--request-id"]
     assert asked[asked.index("--resume") + 1] == "demo-1"
     overrides = [each for each in asked if each.startswith("--launcher.")]
