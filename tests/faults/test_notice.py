@@ -161,6 +161,7 @@ async def test_a_learner_is_in_the_store_before_its_machine_goes_and_goes_on_on_
     assert later[: last + 1] == [*rented.steps("learner-1"), (run_epoch + 1, last + 1)]
 
 
+@pytest.mark.slow
 async def test_a_rollout_gives_its_leases_back_before_its_machine_goes(rented: Rented) -> None:
     await rented.until(lambda: bool(rented.steps("learner-1")))
     await rented.leases()

@@ -32,9 +32,7 @@ cpu_4x,,,4.0,16.0,{_PRICE},us-east-1,,
 """
 # Of two clouds.
 INFRAS = ("lambda/us-east-1", "nebius/eu-north1")
-_CANDIDATES = {
-    "ordered": [{"infra": infra, "cpus": "4+"} for infra in INFRAS]
-}
+_CANDIDATES = {"ordered": [{"infra": infra, "cpus": "4+"} for infra in INFRAS]}
 
 
 @dataclass
