@@ -96,11 +96,8 @@ class Launcher:
         try:
             config = plans.read_spec(stored.spec_json).config
         except (BadSpecError, ConfigError) as error:
-            # What runs of it is of no run now: ended here at once, elsewhere when looked for.
-            elsewhere = stored.run.backend != "local"
-            cleanup = Cleanup.LEAK_SUSPECTED if elsewhere else stored.run.cleanup
-            run = replace(stored.run, cleanup=cleanup, cleanup_detail="not looked for yet")
-            leaks.abandon(self.store, run, f"this launcher cannot read its spec: {error}")
+            why = f"this launcher cannot read its spec: {error}"
+            leaks.abandon(self.store, leaks.left(stored.run), why)
             return
         now = time.time()
         self.store.add_event(run_id, now, "message", {"text": "another launcher took over"})

@@ -111,6 +111,14 @@ async def _is_gone(run: Run, backend: Backend, store: Store, active: Collection[
     return True
 
 
+def left(run: Run) -> Run:
+    """A run that no launcher knows any more how to end. What runs of it here is ended as that of no
+    run; what it has elsewhere, when it is looked for."""
+    if run.backend == "local":
+        return run
+    return replace(run, cleanup=Cleanup.LEAK_SUSPECTED, cleanup_detail="not looked for yet")
+
+
 def abandon(store: Store, run: Run, error: str) -> Run:
     """Write down that a run has failed with its launcher, which knows nothing of its remains but
     what `cleanup` says."""

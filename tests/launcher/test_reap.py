@@ -51,6 +51,27 @@ async def test_a_launcher_ends_at_its_start_what_an_ended_run_left_at_a_cloud(
     store.close()
 
 
+async def test_a_run_whose_spec_nobody_can_read_any_more_is_looked_for_and_cleared(
+    tmp_path: Path,
+) -> None:
+    store, cloud = Store(tmp_path / "launcher.sqlite"), FileCloud(tmp_path / "cloud")
+    run = Run("old-1", "old", {}, backend="sky", state=RunState.RUNNING)
+    store.begin(run, '{"launcher": {"of_another_version": 1}}', 1.0, {})
+    store.save(run, [], None)
+    await machine(cloud, "old-1")
+    backends = {"local": FakeBackend, "sky": lambda: cloud}
+    launcher = Launcher(tmp_path, store, Equipment(backends, OneRegistry()))
+    await launcher.recover()
+    [suspected] = store.suspects("sky")
+    assert (suspected.run.run_id, suspected.run.state) == ("old-1", RunState.FAILED)
+    assert "cannot read its spec" in suspected.run.error
+    await launcher.reap()
+    await asyncio.wait_for(until_empty(cloud), 5.0)
+    await launcher.reap()
+    assert store.suspects("sky") == []
+    store.close()
+
+
 async def test_a_dry_run_names_each_stray_and_why_and_ends_none(tmp_path: Path) -> None:
     store, cloud = ended(tmp_path, "old-1"), FileCloud(tmp_path / "cloud")
     for run_id in ("old-1", "lost-2", "active-3"):

@@ -2,17 +2,15 @@
 
 import io
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 from services.common import log
+from services.launcher.adapters.threads import begin
 from services.launcher.sky.candidates import cloud_of
 from services.launcher.sky.offers import Prices
 from services.launcher.sky.prices import Catalog, cheapest
@@ -62,7 +60,7 @@ class SkyPrices:
             # It fetches what it lacks, and shows people how that goes.
             with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
                 sky = import_module("sky")
-                return _in_time(lambda: _computed(sky, machine))
+                return begin(lambda: _computed(sky, machine)).result(_PATIENCE_S)
         # A price is for people to look at: whatever SkyPilot stumbles over must end no plan.
         except Exception as error:  # noqa: BLE001
             self._away[_ANY if isinstance(error, TimeoutError) else cloud] = time.monotonic()
@@ -77,18 +75,3 @@ def _computed(sky: Any, machine: Machine) -> float | None:
     wish = sky.Resources(**machine.model_dump(exclude_defaults=True))
     feasible = wish.cloud.get_feasible_launchable_resources(wish)
     return min((each.get_cost(_HOUR_S) for each in feasible.resources_list), default=None)
-
-
-def _in_time(work: Callable[[], float | None]) -> float | None:
-    """The result of `work`, or a TimeoutError; then its thread ends with it or with the process."""
-    done = Future[float | None]()
-
-    def run() -> None:
-        try:
-            done.set_result(work())
-        # Whoever waits raises it again.
-        except Exception as error:  # noqa: BLE001
-            done.set_exception(error)
-
-    Thread(target=run, daemon=True).start()
-    return done.result(_PATIENCE_S)
