@@ -172,8 +172,7 @@ async def test_a_learner_whose_node_is_lost_goes_on_elsewhere_from_what_it_uploa
     box.kill_node(node)
     whole.lose_disk()
     kept = whole.uploaded()
-    restored = f"Restored run {whole.run_id} at step {kept}"
-    await whole.until(lambda _: restored in whole.log("learner-0"), UP_S)
+    await whole.until(lambda _: whole.restored() == [kept], UP_S)
     box.revive_node(node)
     assert await whole.serving(LEARNER) != node
     await whole.until(lambda _: whole.steps() >= kept + 2, UP_S)

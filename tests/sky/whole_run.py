@@ -259,6 +259,11 @@ class WholeRun:
         names = (path.name for path in folder.iterdir()) if folder.exists() else ()
         return max((stamp.step for stamp in stamps(names)), default=0)
 
+    def restored(self) -> list[int]:
+        """The steps at which the learner went on from its store."""
+        lines = (line for line in self.log("learner-0").splitlines() if '"newest_epoch"' in line)
+        return [json.loads(line)["step"] for line in lines]
+
     def lose_disk(self) -> None:
         """Of a learner's node: homes of Slurm are on another machine, and outlive theirs."""
         [journal] = self.session.layout.home.rglob(f"runs/{self.run_id}/{FILE_NAME}")
