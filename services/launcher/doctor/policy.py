@@ -37,7 +37,7 @@ async def policy_folder(subject: Subject) -> Path:
         subject.section(service)
     if subject.policy_made_later():
         raise NotApplicableError(
-            f"{policy.model} is not there yet: `flotilla train` makes it first, by [[prepare]]"
+            f"{policy.model} is not there yet: [[prepare]] makes it before the run"
         )
     folder = Path(policy.model)
     if await asyncio.to_thread(folder.is_dir):
