@@ -213,6 +213,6 @@ def test_every_secret_that_is_known_by_name_is_a_canary() -> None:
     workflow = (REPOSITORY / ".github/workflows/train-skypilot.yml").read_text()
     of_workflow = {re.sub(r"_(TOOL|COMPUTER)_USE$", "", name) for name in SECRET.findall(workflow)}
     known = {*of_workflow, *KNOWN, *secret_names.IDENTITY, LauncherConfig().notify.slack.token_env}
-    # FLOTILLA_TLS is made by the launcher, and is among the canaries by its keys; where a repository
-    # keeps its checkpoints is a place, which opens nothing.
+    # FLOTILLA_TLS is made by the launcher, and is among the canaries by its keys. The place where a
+    # repository keeps its checkpoints opens nothing.
     assert known - {TLS_VARIABLE, "CHECKPOINT_REMOTE"} <= set(Canaries().environ("http://hook"))
