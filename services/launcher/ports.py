@@ -106,8 +106,8 @@ class Backend(Protocol):
     async def start(self, launch: Launch) -> Unit:
         """Start a replica; may take minutes on machines that must be found first.
 
-        Raises CapacityError, SetupError, StartLostError, BackendError. Cancelled, it leaves nothing
-        that `find` does not find.
+        Raises CapacityError, SetupError, StartLostError, BackendError. What it leaves where it
+        fails or is cancelled, `undo` ends.
         """
         ...
 

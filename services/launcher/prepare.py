@@ -20,10 +20,9 @@ from services.common.config import Model, parse
 from services.common.errors import ConfigError
 from services.common.log import redact
 from services.launcher.adapters.local import MARK
-from services.launcher.config import LauncherConfig
 from services.launcher.ports import Intent, RefusedError
 from services.launcher.sky import secret_names
-from services.launcher.withheld import KNOWN
+from services.launcher.withheld import launchers_own
 
 # The part of a run that prepares, in the mark of its processes and as the name of its log.
 NAME = "prepare"
@@ -180,15 +179,9 @@ async def _make_logged(prepare: Prepare, intent: Intent, lock: int) -> None:
 def _environ(intent: Intent) -> dict[str, str]:
     """The launcher's own without what is its alone; marked, so that it is found and ended when the
     run has ended without it."""
-    hidden = {*secret_names.IDENTITY, *_launchers_own(intent.config)}
+    hidden = {*secret_names.IDENTITY, *launchers_own(intent.config)}
     environ = {name: value for name, value in os.environ.items() if name not in hidden}
     return environ | {MARK: f"{intent.run_dir.parent.resolve()}:{intent.run.run_id}/{NAME}"}
-
-
-def _launchers_own(config: LauncherConfig) -> set[str]:
-    notify = config.notify
-    told = {notify.slack.token_env, notify.webhook_env or notify.slack.token_env}
-    return told | {name for name, owners in KNOWN.items() if not owners}
 
 
 @asynccontextmanager

@@ -38,6 +38,11 @@ def withheld(spec: Mapping[str, Any], config: LauncherConfig, service: str) -> f
         for name in secret_names.of_service(spec, config, other)
     }
     known = {name for name, owners in KNOWN.items() if service not in owners}
+    return frozenset((identity | others | known | launchers_own(config)) - mine)
+
+
+def launchers_own(config: LauncherConfig) -> set[str]:
+    """Names of what nothing but the launcher itself has a use for."""
     notify = config.notify
     told = {notify.slack.token_env, notify.webhook_env or notify.slack.token_env}
-    return frozenset((identity | others | known | told) - mine)
+    return told | {name for name, owners in KNOWN.items() if not owners}
