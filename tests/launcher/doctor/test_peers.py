@@ -4,7 +4,7 @@ import json
 import os
 import socket
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -75,8 +75,12 @@ async def test_an_environment_that_cannot_be_opened_is_named_and_the_others_show
 
 def children() -> list[str]:
     """Gateways that this process has started and not ended."""
-    found = psutil.Process().children(recursive=True)
-    return [" ".join(p.cmdline()) for p in found if "services.env_gateway" in p.cmdline()]
+    found: list[str] = []
+    for child in psutil.Process().children(recursive=True):
+        # One that ends just now has none.
+        with suppress(psutil.NoSuchProcess):
+            found.append(" ".join(child.cmdline()))
+    return [command for command in found if "services.env_gateway" in command]
 
 
 async def test_a_backend_that_does_not_start_is_told_in_its_own_words(

@@ -41,8 +41,12 @@ async def run(
     worker: type[FakeWorker] = FakeWorker,
     **changes: Any,
 ) -> tuple[Ranks, FakeWorker]:
-    """A run of 6 steps to its end; raises what ends it."""
-    config = make_config(tmp_path, **{"steps": 6, "group_size": 4, **changes})
+    """A run of 6 steps to its end; raises what ends it.
+
+    Of the 75 tokens of a batch, more than the `MIN_TOKENS` that the guard wants of a version are
+    of one, even if half of them are of the version before.
+    """
+    config = make_config(tmp_path, **{"steps": 6, "group_size": 5, **changes})
     ranks = Ranks(tmp_path / "weights", off)
     async with learner(tmp_path, config, ranks) as running:
         made = worker(running.address)
