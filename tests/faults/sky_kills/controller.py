@@ -39,12 +39,14 @@ class Controller:
                 else:
                     self._cluster(task)
             case "STARTING" if passed >= self.script.boot_s:
-                self._set_up(task)
-            case "RUNNING":
+                self._booted(task)
+            case "RUNNING" if task.ready:
                 self._watch(task)
+            case "RUNNING" if passed >= self.script.setup_s:
+                self._set_up(task)
             case "RECOVERING" if passed >= self.script.boot_s:
                 self._cluster(task)
-                self._set_up(task)
+                self._booted(task)
             case "CANCELLING" if passed >= self.script.cancel_s:
                 self.terminate(task.cluster)
                 task.becomes("CANCELLED")
@@ -55,7 +57,7 @@ class Controller:
         """Whether there is a machine for a replica now."""
         asked = self.state.asked.get(replica, 0) + 1
         self.state.asked[replica] = asked
-        self.state.infras.setdefault(replica, []).append(_infra(document))
+        self.state.infras.setdefault(replica, []).append(infra_of(document))
         return asked > self.script.sold_out
 
     def _cluster(self, task: Task) -> None:
@@ -70,6 +72,11 @@ class Controller:
         now = sum(c.document["name"] == replica for c in state.clusters.values())
         state.most[replica] = max(now, state.most.get(replica, 0))
 
+    def _booted(self, task: Task) -> None:
+        """SkyPilot calls a job running as soon as it has a machine, which is being set up then."""
+        task.becomes("RUNNING")
+        task.start_at, task.ready = task.since, False
+
     def _set_up(self, task: Task) -> None:
         cluster = self.state.clusters.get(task.cluster)
         if cluster is None or task.cluster not in self.state.machines:
@@ -79,8 +86,7 @@ class Controller:
             task.becomes("FAILED_SETUP", "setup exited with code 7")
         else:
             self.run(cluster)
-            task.becomes("RUNNING")
-            task.start_at = task.since
+            task.ready = True
 
     def run(self, cluster: Cluster) -> None:
         """Start what the task says on its cluster's machine."""
@@ -140,7 +146,8 @@ class Controller:
         self.state.clusters.pop(name, None)
 
 
-def _infra(document: Document) -> str:
-    resources = document["resources"]
+def infra_of(document: Document) -> str:
+    """Where a task's machine is: at its first candidate."""
+    resources = document.get("resources", {})
     first = (resources.get("ordered") or resources.get("any_of") or [resources])[0]
     return first.get("infra", "")

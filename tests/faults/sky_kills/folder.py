@@ -24,14 +24,14 @@ from tests.launcher.harness import REPOSITORY, spec
 
 SERVICES = ("learner", "env_gateway", "rollout")
 _SDK = Path(__file__).with_name("sdk")
-# Of all machines, in the catalog of prices: a dollar a second.
-_PRICE = 3600.0
-_VMS = f"""\
+_VMS = """\
 InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,GpuInfo,SpotPrice
-cpu_4x,,,4.0,16.0,{_PRICE},us-east-1,,
+cpu_4x,,,4.0,16.0,{price},{region},,
 """
 # Of two clouds.
 INFRAS = ("lambda/us-east-1", "nebius/eu-north1")
+# Of their machines, in the catalog of prices: a dollar a second, and two.
+PRICES = (3600.0, 7200.0)
 _CANDIDATES = {"ordered": [{"infra": infra, "cpus": "4+"} for infra in INFRAS]}
 
 
@@ -120,7 +120,18 @@ class SkyFolder(Runs):
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def has_machine(self, service: str) -> bool:
-        return self.statuses().get(self.name(service)) == "RUNNING"
+        """One that is set up."""
+        running = self.statuses().get(self.name(service)) == "RUNNING"
+        return running and not self.sets_up(service)
+
+    def sets_up(self, service: str) -> bool:
+        """Whether its machine is there, and is being set up."""
+        name, state = self.name(service), self.state
+        tasks = [task for task in state.tasks if task.task == name]
+        if tasks:
+            return tasks[-1].status == "RUNNING" and not tasks[-1].ready
+        cluster = state.clusters.get(name)
+        return cluster is not None and cluster.status == "UP" and cluster.job is None
 
     def told(self, service: str, command: Any) -> None:
         """A service that is told to end does so, and its machine's work is over."""
@@ -188,13 +199,20 @@ def _tree(root: Path) -> None:
         subprocess.run(("git", "-C", str(root), *who, *words), check=True)
 
 
+def _catalogs(home: Path) -> None:
+    for infra, price in zip(INFRAS, PRICES, strict=True):
+        cloud, _, region = infra.partition("/")
+        folder = home / ".sky" / "catalogs" / "v8" / cloud
+        folder.mkdir(parents=True)
+        (folder / "vms.csv").write_text(_VMS.format(price=price, region=region))
+
+
 @asynccontextmanager
 async def opened(tmp_path: Path, mode: str = "group") -> AsyncGenerator[SkyFolder]:
     runs, sky, root, home = (tmp_path / name for name in ("runs", "sky", "root", "home"))
-    catalog = home / ".sky" / "catalogs" / "v8" / "lambda"
-    for folder in (runs, sky, catalog):
+    for folder in (runs, sky, home):
         folder.mkdir(parents=True)
-    (catalog / "vms.csv").write_text(_VMS)
+    _catalogs(home)
     _tree(root)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

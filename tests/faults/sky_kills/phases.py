@@ -36,6 +36,13 @@ async def booting(folder: SkyFolder) -> None:
     await folder.until(lambda: len(folder.machines()) >= 2)
 
 
+async def setting_up(folder: SkyFolder) -> None:
+    """A machine is there, and not yet what it is for."""
+    folder.script(setup_s=1.5)
+    await folder.begin()
+    await folder.until(lambda: folder.sets_up("learner"))
+
+
 async def starting(folder: SkyFolder) -> None:
     """All machines are there, and nobody serves."""
     await folder.begin()

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.sky_kills import state as states
-from tests.faults.sky_kills.controller import Controller
+from tests.faults.sky_kills.controller import Controller, infra_of
 from tests.faults.sky_kills.machines import Cloud
-from tests.faults.sky_kills.state import Cluster, Task
+from tests.faults.sky_kills.state import Cluster, Document, Task
 
 _TURN_S = 0.03
 
@@ -162,6 +162,8 @@ class Server:
             self._locked(lambda: self._controller.provision(cluster))
         cluster = self._controller.state.clusters[name]
         self._pass(request, self._script.boot_s)
+        cluster.status = "UP"
+        self._pass(request, self._script.setup_s)
         self._locked(lambda: self._start_job(cluster))
         return "launched", 1
 
@@ -169,7 +171,6 @@ class Server:
         if cluster.name not in self._controller.state.machines:
             raise Refusal("ClusterSetUpError", "the machine is gone")
         if self._script.setup_fails:
-            cluster.status = "UP"
             raise Refusal("CommandFailureException", "setup exited with code 7")
         if self._script.no_login:
             raise Refusal("RuntimeError", "Failed to SSH to 10.0.0.1 after timeout 600s")
@@ -186,10 +187,7 @@ class Server:
             if name not in state.machines:
                 state.clusters.pop(name, None)
         found = [c for c in state.clusters.values() if not names or c.name in names]
-        where = {"cloud": "test", "region": ""}
-        return [
-            {"name": c.name, "status": c.status, "is_managed": c.managed, **where} for c in found
-        ]
+        return [_cluster(cluster) for cluster in found]
 
     def _job_status(self, request: Request) -> tuple[str, Any]:
         cluster = self._controller.state.clusters.get(request.arguments["cluster"])
@@ -239,9 +237,21 @@ def _row(task: Task) -> dict[str, Any]:
         "status": task.status,
         "submitted_at": task.submitted_at,
         "start_at": task.start_at,
-        "infra": "",
+        **_place(task.document),
+        "accelerators": None,
         "failure_reason": task.reason,
     }
+
+
+def _cluster(cluster: Cluster) -> dict[str, Any]:
+    known = {"name": cluster.name, "status": cluster.status, "is_managed": cluster.managed}
+    return {**known, "handle": None, **_place(cluster.document)}
+
+
+def _place(document: Document) -> dict[str, str]:
+    """As SkyPilot writes it."""
+    cloud, _, region = infra_of(document).partition("/")
+    return {"cloud": cloud.capitalize(), "region": region}
 
 
 def main() -> None:

@@ -25,6 +25,8 @@ class Task:
     # vain and sleeps.
     submitted_at: float | None = None
     start_at: float | None = None
+    # Whether its machine is set up.
+    ready: bool = False
     since: float = 0.0
     reason: str = ""
     recoveries: int = 0
@@ -106,9 +108,11 @@ class Script:
 
     # No machine for the first so many requests of each replica.
     sold_out: int = 0
-    # From a request's arrival to its first effect; from asking for a machine to having it.
+    # From a request's arrival to its first effect; from asking for a machine to having it; from
+    # there to what it is for.
     accept_s: float = 0.0
     boot_s: float = 0.0
+    setup_s: float = 0.0
     cancel_s: float = 0.0
     down_s: float = 0.0
     setup_fails: bool = False

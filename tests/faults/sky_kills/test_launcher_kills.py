@@ -14,6 +14,7 @@ _PHASES = (
     phases.submitting,
     phases.without_capacity,
     phases.booting,
+    phases.setting_up,
     phases.starting,
     phases.training,
 )

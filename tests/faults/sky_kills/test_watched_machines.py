@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from services.launcher.runs import Outcome, RunState
-from tests.faults.sky_kills.folder import SkyFolder, opened
+from tests.faults.sky_kills.folder import PRICES, SkyFolder, opened
 
 _HAS = "rollout-0 has the machine"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -24,6 +24,22 @@ async def test_a_run_on_machines_completes_and_its_logs_are_the_launchers(tmp_pa
         assert run.state is RunState.COMPLETED
         lines = await folder.logs("learner")
         assert any("a learner's words from learner-0" in line for line in lines), lines
+
+
+@pytest.mark.parametrize("mode", ["group", "cluster"])
+async def test_what_machines_cost_is_the_price_of_those_that_came(
+    tmp_path: Path, mode: str
+) -> None:
+    async with opened(tmp_path, mode) as folder:
+        folder.script(sold_out=1)
+        await _begin(folder, {}, learner={"steps": 5000})
+        await folder.until(lambda: folder.stored().run.cost.per_hour == 3 * PRICES[1])
+        await folder.kill()
+        await folder.launch()
+        assert folder.stored().run.cost.per_hour == 3 * PRICES[1]
+        await folder.stop(20.0)
+        run = (await folder.gone(Outcome.STOPPED)).run
+        assert run.cost.per_hour == 0.0
 
 
 async def test_a_crash_loop_fails_the_run_with_the_last_lines(tmp_path: Path) -> None:
