@@ -1,6 +1,7 @@
 """What a run costs, and when that is enough. Pure; amounts are US dollars.
 
-A replica costs its price for as long as it is started. What has been spent is in the ledger with
+A replica costs the price of its machines for as long as it is started, and that of its service's
+first candidate for as long as nobody knows which it has. What has been spent is in the ledger with
 the run: whoever goes on with it adds to that what has passed since, and nothing twice.
 """
 
@@ -70,7 +71,7 @@ def accrue(run: Run, prices: Mapping[str, float], spent: Cost, passed_s: float) 
     for replica in run.replicas.values():
         if not replica.live:
             continue
-        price = prices.get(replica.service, 0.0)
+        price = prices.get(replica.service, 0.0) if replica.price is None else replica.price
         per_hour += price
         accrued += price * hours
         by_service[replica.service] = by_service.get(replica.service, 0.0) + price * hours

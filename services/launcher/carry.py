@@ -118,6 +118,13 @@ class Carrier:
         except BackendUnreachable as error:
             self.say_unreachable(str(error))
 
+    async def price(self, key: Key) -> None:
+        """Ask what a replica costs on the machines that it has now."""
+        launch = self._book.launch(key)
+        price = await self.asked(lambda: self._backend.price(launch))
+        run, notes = facts.priced(self._book.run, key, price)
+        self._book.commit(run, notes, cause="it has other machines")
+
     async def clean(self) -> None:
         """Free what is left of the run, and write down what was found."""
         run_id = self._book.run.run_id

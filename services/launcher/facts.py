@@ -79,6 +79,16 @@ def beat(run: Run, key: Key, phase: str, serving: bool) -> Run:
     return run.put([replica])
 
 
+def priced(run: Run, key: Key, price: float | None) -> tuple[Run, list[Note]]:
+    """This replica is on machines that cost so much an hour; None: nobody knows."""
+    replica = run.replicas.get(key)
+    gone = replica is None or replica.state.over or replica.state is ReplicaState.RESTARTING
+    if replica is None or gone or replica.price == price:
+        return run, []
+    run = run.put([replace(replica, price=price)])
+    return run, [] if price is None else [Note(f"{replica.label} costs ${price:,.2f} an hour")]
+
+
 def reported_exit(run: Run, key: Key) -> Run:
     """This replica's watcher has said that it ended for good, and how is told when it is gone."""
     if key not in run.replicas:
@@ -89,7 +99,9 @@ def reported_exit(run: Run, key: Key) -> Run:
 def exited(run: Run, key: Key, how: Exit, now: float, policy: Policy) -> tuple[Run, list[Note]]:
     """This replica's process is gone: by request, at its goal, or by a failure."""
     replica = run.replicas[key]
-    replica = replace(replica, unit=None, address="", exited=False, killed=-KILL_AGAIN_S)
+    replica = replace(
+        replica, unit=None, price=None, address="", exited=False, killed=-KILL_AGAIN_S
+    )
     if replica.state is ReplicaState.DRAINING or run.ending:
         notes = [Note(f"{replica.label} {describe_exit(how)} while draining")] if how.code else []
         return run.put([replace(replica, state=ReplicaState.STOPPED)]), notes

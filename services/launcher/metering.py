@@ -59,4 +59,5 @@ class Metering:
 
 
 def _started(run: Run) -> set[object]:
-    return {(key, replica.unit) for key, replica in run.replicas.items() if replica.live}
+    found = run.replicas.items()
+    return {(key, replica.unit, replica.price) for key, replica in found if replica.live}

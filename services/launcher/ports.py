@@ -126,6 +126,11 @@ class Backend(Protocol):
         """End what a start of this has left, if anything: nobody wants it any more."""
         ...
 
+    async def price(self, launch: Launch) -> float | None:
+        """US dollars per hour of the machines that the replica has now; None where that is not
+        known."""
+        ...
+
     async def wait(self, unit: Unit) -> Exit:
         """Return once the replica *and all it started* are gone."""
         ...

@@ -66,7 +66,7 @@ RUN_COLUMNS = (
 )
 REPLICA_COLUMNS = (
     *("run_id", "service", "replica", "state", "phase", "address", "restarts", "failures_json"),
-    *("attempt", "setups", "due", "unit", "pid", "started", "ref"),
+    *("attempt", "setups", "price", "due", "unit", "pid", "started", "ref"),
 )
 
 
@@ -84,7 +84,7 @@ def replica_values(run_id: str, replica: Replica) -> tuple[Any, ...]:
     )
     head = (run_id, replica.service, replica.index, replica.state, replica.phase)
     past = (replica.restarts, json.dumps(replica.failures), replica.attempt, replica.setups)
-    return (*head, replica.address, *past, replica.due, *found)
+    return (*head, replica.address, *past, replica.price, replica.due, *found)
 
 
 def stored_run(row: sqlite3.Row, replicas: list[Replica]) -> StoredRun:
@@ -135,5 +135,6 @@ def replica_of(row: sqlite3.Row) -> Replica:
         failures=tuple(json.loads(row["failures_json"])),
         attempt=row["attempt"],
         setups=row["setups"],
+        price=row["price"],
         due=row["due"],
     )

@@ -137,7 +137,7 @@ class Replica:
     `due` depends on the state. STARTING: must serve by then; RESTARTING: start again then;
     DRAINING: killed then. `failures` are the times of recent failures, `attempt` is the number of
     the request for a machine that is under way or next, `setups` are those that failed since it
-    last served.
+    last served. `price` is what its machines cost, US dollars per hour, where they are known.
     """
 
     service: str
@@ -150,6 +150,7 @@ class Replica:
     failures: tuple[float, ...] = ()
     attempt: int = 1
     setups: int = 0
+    price: float | None = None
     due: float = 0.0
     # When it was last killed in vain.
     killed: float = -KILL_AGAIN_S

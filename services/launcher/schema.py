@@ -2,7 +2,7 @@
 
 import sqlite3
 
-VERSION = 3
+VERSION = 4
 
 _BASE = """
 CREATE TABLE IF NOT EXISTS runs (
@@ -64,8 +64,11 @@ CREATE INDEX operations_of_run ON operations (run_id, name);
 _THIRD = """
 ALTER TABLE replicas ADD COLUMN setups INTEGER NOT NULL DEFAULT 0;
 """
+_FOURTH = """
+ALTER TABLE replicas ADD COLUMN price REAL;
+"""
 # What makes today's of a ledger of that version; 0 is none, or the first.
-_STEPS = {0: f"{_BASE}{_SECOND}{_THIRD}", 2: _THIRD}
+_STEPS = {0: f"{_BASE}{_SECOND}{_THIRD}{_FOURTH}", 2: f"{_THIRD}{_FOURTH}", 3: _FOURTH}
 
 
 class LedgerError(Exception):

@@ -70,6 +70,8 @@ class Supervisor:
         self._wake = asyncio.Event()
         self._progress_at = 0.0
         self._silent: set[Key] = set()
+        # Replicas on machines whose price nobody has asked for.
+        self._moved: set[Key] = set()
         self._carried: set[asyncio.Task[None]] = set()
 
     async def supervise(self) -> None:
@@ -89,6 +91,8 @@ class Supervisor:
                 self._commit(run, actions)
                 for action in actions:
                     await self._act(action, tasks)
+                while self._moved:
+                    self._carry(tasks, self._carrier.price(self._moved.pop()))
                 self._report_silence()
                 await self._sleep()
             for carried in self._carried:
@@ -199,6 +203,8 @@ class Supervisor:
         before = self.units.take(speaker, incarnation, report)
         # Only the first machine of a replica speaks for it.
         over = report.exit is not None and node == 0
+        if before is None and node == 0 and key in self.run.replicas:
+            self._moved.add(key)
         run = facts.reported_exit(self.run, key) if over else self.run
         text = news(speaker, before, report)
         self.commit(run, [Note(text)] if text else [])

@@ -69,7 +69,10 @@ def test_a_ledger_of_the_first_version_is_read_and_goes_on(tmp_path: Path) -> No
     Store(path).close()
 
 
-def test_a_ledger_of_the_second_version_goes_on_with_what_it_has(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("version", "lacks"), [(2, ["setups", "price"]), (3, ["price"])])
+def test_a_ledger_of_an_earlier_version_goes_on_with_what_it_has(
+    tmp_path: Path, version: int, lacks: list[str]
+) -> None:
     path = tmp_path / "launcher.sqlite"
     run = Run("r", "demo", {LEARNER: 1})
     store = Store(path)
@@ -78,7 +81,9 @@ def test_a_ledger_of_the_second_version_goes_on_with_what_it_has(tmp_path: Path)
     books.write(store, run, run := run.put([Replica(LEARNER, 0, restarts=3)]), [], "started", [])
     store.close()
     db = sqlite3.connect(path)
-    db.executescript("ALTER TABLE replicas DROP COLUMN setups; PRAGMA user_version = 2;")
+    for column in lacks:
+        db.execute(f"ALTER TABLE replicas DROP COLUMN {column}")
+    db.execute(f"PRAGMA user_version = {version}")
     db.close()
     store = Store(path)
     stored = store.get("r")
@@ -103,6 +108,7 @@ def test_every_transition_is_kept_with_its_cause_and_deadlines_survive(tmp_path:
                 failures=(3.0, 4.0),
                 attempt=2,
                 setups=1,
+                price=2.5,
                 due=99.5,
                 unit=Unit("u", 1, 2.0, "job 7"),
             )

@@ -62,6 +62,9 @@ class FakeBackend:
             await self.kill(unit)
             await self.wait(unit)
 
+    async def price(self, launch: Launch) -> float | None:
+        return None
+
     async def wait(self, unit: Unit) -> Exit:
         # Whoever stops waiting must not end the unit for all others.
         return await asyncio.shield(self._ends[unit])

@@ -96,6 +96,9 @@ class LocalBackend:
             await self.kill(unit)
             await self.wait(unit)
 
+    async def price(self, launch: Launch) -> float | None:
+        return None
+
     async def wait(self, unit: Unit) -> Exit:
         if unit in self._attached:
             return await self._wait_attached(unit)

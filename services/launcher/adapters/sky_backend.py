@@ -105,6 +105,11 @@ class SkyBackend:
                 return
             await asyncio.sleep(self._poll_s)
 
+    async def price(self, launch: Launch) -> float | None:
+        name = names.member_name(self._owner, launch.run_id, launch.key)
+        place = await self._keeper(launch, name).place(name)
+        return place and await asyncio.to_thread(self._offers.price, launch, place)
+
     async def wait(self, unit: Unit) -> Exit:
         return await self._keeper_of(unit).wait(unit.name)
 

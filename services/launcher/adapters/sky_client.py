@@ -24,7 +24,7 @@ from services.launcher.ports import (
     StartLostError,
 )
 from services.launcher.sky.ports import Document
-from services.launcher.sky.records import NO_JOB, Cluster, Job
+from services.launcher.sky.records import NO_JOB, Cluster, Job, Place
 from services.launcher.sky.tasks import with_secrets
 
 T = TypeVar("T")
@@ -39,8 +39,10 @@ _NOT_INSTALLED = (
 # The fields of a managed job that are read below.
 _JOB_FIELDS = (
     *("job_id", "task_id", "job_name", "task_name", "status", "submitted_at", "start_at"),
-    *("infra", "failure_reason"),
+    *("cloud", "region", "accelerators", "failure_reason"),
 )
+# The cloud of a job that has had no machine yet.
+_NOWHERE = "-"
 # SkyPilot lists the clusters of managed jobs to those who debug it, and to nobody else.
 _SHOW_MANAGED = "SKYPILOT_DEBUG"
 _environment = threading.Lock()
@@ -245,14 +247,25 @@ def _job(record: Any) -> Job:
         started=record.start_at is not None,
         # SkyPilot names it so, and says so nowhere.
         cluster=f"{task}-{record.job_id}",
-        where=record.infra or "",
+        place=_place(record.cloud, record.region, record.accelerators),
         reason=record.failure_reason or "",
     )
 
 
 def _cluster(record: Any) -> Cluster:
-    where = "/".join(part for part in (record.cloud, record.region) if part)
-    return Cluster(record.name, record.status.value, record.is_managed, where)
+    # The record itself has them as text for people.
+    accelerators = record.handle.launched_resources.accelerators if record.handle else None
+    place = _place(record.cloud, record.region, accelerators)
+    return Cluster(record.name, record.status.value, record.is_managed, place)
+
+
+def _place(
+    cloud: str | None, region: str | None, accelerators: Mapping[str, float] | None
+) -> Place | None:
+    if not cloud or cloud == _NOWHERE:
+        return None
+    found = "".join(f"{name}:{count:g}" for name, count in (accelerators or {}).items())
+    return Place(cloud.lower(), region or "", found)
 
 
 def _brief(error: BaseException) -> str:

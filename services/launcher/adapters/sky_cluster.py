@@ -7,7 +7,7 @@ from services.launcher.ports import BackendUnreachable, CapacityError
 from services.launcher.runs import Exit
 from services.launcher.sky import records, tasks
 from services.launcher.sky.ports import Client
-from services.launcher.sky.records import NO_JOB, Cluster, Stage
+from services.launcher.sky.records import NO_JOB, Cluster, Place, Stage
 
 _CANCELLED, _KILLED = -15, -9
 _UP, _STOPPED = "UP", "STOPPED"
@@ -64,6 +64,11 @@ class Clusters:
                 unready = stage is Stage.FAILED_SETUP
                 return ends.get(stage, Exit(1, status, unready=unready))
             await asyncio.sleep(self._poll_s)
+
+    async def place(self, name: str) -> Place | None:
+        """Where its machines are."""
+        found = await self._client.clusters()
+        return next((cluster.place for cluster in found if cluster.name == name), None)
 
     async def _status(self, name: str) -> str | None:
         """That of its job; None where its machine is gone, or as good as gone."""

@@ -19,7 +19,7 @@ from services.launcher.ports import (
 from services.launcher.runs import LEARNER, Exit, Key
 from services.launcher.sky import names, records, tasks
 from services.launcher.sky.ports import Client
-from services.launcher.sky.records import Job, Stage
+from services.launcher.sky.records import Job, Place, Stage
 
 _UNKNOWN_S = 120.0
 _CANCELLED = -15
@@ -228,6 +228,11 @@ class Groups:
             return False
         self._since[name] = job.job_id
         return True
+
+    async def place(self, name: str) -> Place | None:
+        """Where a replica's machines are."""
+        job = records.newest(await self._board.fresh(), name, self._since.get(name, 0))
+        return job.place if job is not None else None
 
     async def undo(self, name: str) -> None:
         """End what a start has left."""

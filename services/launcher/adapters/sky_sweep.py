@@ -7,7 +7,7 @@ from services.launcher.adapters.sky_board import Board
 from services.launcher.ports import Evidence, Stray
 from services.launcher.sky import names, records
 from services.launcher.sky.ports import Client
-from services.launcher.sky.records import Cluster, Job
+from services.launcher.sky.records import Cluster, Job, Place
 
 # What SkyPilot may take to end machines, before a look at what is left counts.
 _PATIENCE_S = 90.0
@@ -54,12 +54,12 @@ class Sweeper:
         jobs, clusters = await self._left(self._stray(active))
         marks = {names.run_mark(run_id): run_id for run_id in runs}
 
-        def stray(shown: str, name: str, *detail: str) -> Stray:
+        def stray(shown: str, name: str, status: str, place: Place | None) -> Stray:
             run_id = marks.get(records.mark_of(name), "")
-            return Stray(shown, run_id, " at ".join(part for part in detail if part))
+            return Stray(shown, run_id, f"{status} at {place}" if place else status)
 
-        found = [stray(f"job {j.job_id} {j.task}", j.task, j.status, j.where) for j in jobs]
-        found += [stray(c.name, c.name, c.status, c.where) for c in clusters]
+        found = [stray(f"job {j.job_id} {j.task}", j.task, j.status, j.place) for j in jobs]
+        found += [stray(c.name, c.name, c.status, c.place) for c in clusters]
         return sorted(found, key=lambda each: each.name)
 
     def _stray(self, active: Collection[str]) -> Callable[[str], bool]:

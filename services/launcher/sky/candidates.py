@@ -1,6 +1,7 @@
 """Which machines an attempt may ask for, and which wishes nobody can fulfil, pure."""
 
 from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT
+from services.launcher.sky.records import Place
 from services.launcher.sky_config import Machine, Machines, SkyConfig
 
 # What SkyPilot's clouds cannot do, as of its version 0.14.
@@ -36,6 +37,28 @@ def cloud_of(machine: Machine) -> str:
     """`aws` of `aws/us-east-1`; empty where SkyPilot chooses."""
     cloud = (machine.infra or "").partition("/")[0].lower()
     return {"k8s": "kubernetes"}.get(cloud, cloud)
+
+
+def region_of(machine: Machine) -> str:
+    """`us-east-1` of `aws/us-east-1`; empty where SkyPilot chooses."""
+    return [*(machine.infra or "").split("/"), ""][1].replace("*", "")
+
+
+def at(machine: Machine, place: Place) -> Machine | None:
+    """A candidate as the machine there that was given for it; None if it can be none of this."""
+    region = region_of(machine)
+    if cloud_of(machine) not in ("", place.cloud) or region not in ("", place.region):
+        return None
+    wanted = accelerator(machine.accelerators)
+    if wanted is not None and wanted != accelerator(place.accelerators):
+        return None
+    return machine if region else machine.model_copy(update={"infra": str(place)})
+
+
+def accelerator(text: str | None) -> tuple[str, float] | None:
+    """h100 and 8 of `H100:8`; one where no number is given."""
+    name, _, count = (text or "").lower().partition(":")
+    return (name, float(count or 1)) if name else None
 
 
 def on_slurm(config: SkyConfig, service: str) -> bool:

@@ -11,6 +11,7 @@ from services.launcher.config import LauncherConfig
 from services.launcher.ports import BackendError, Launch, Offer
 from services.launcher.runs import LEARNER, SERVICES, Key
 from services.launcher.sky import candidates, tasks
+from services.launcher.sky.records import Place
 from services.launcher.sky_config import Machine, Machines
 
 REMOTE = "learner.checkpoint.remote"
@@ -45,6 +46,14 @@ class Offerer:
             task_yaml=dump([tasks.task(site, launch.key)]),
             dollars_per_hour=self.prices.cheapest(machines),
         )
+
+    def price(self, launch: Launch, place: Place) -> float | None:
+        """$/h of a replica on the machines that it has got."""
+        machines = candidates.machines_of(launch.config.sky, launch.key[0])
+        taken = [candidates.at(machine, place) for machine in machines.candidates]
+        found = tuple(machine for machine in taken if machine is not None)
+        wish = Machines(ordered=found, num_nodes=machines.num_nodes)
+        return self.prices.cheapest(wish) if found else None
 
     def check(self, launch: Launch) -> None:
         """Raises BackendError with everything that is wrong with the service's candidates."""

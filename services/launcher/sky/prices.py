@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from services.launcher.sky.candidates import cloud_of
+from services.launcher.sky.candidates import accelerator, cloud_of, region_of
 from services.launcher.sky_config import Machine, Machines
 
 CATALOG_VERSION = "v8"
@@ -37,7 +37,7 @@ class Catalog:
 
     def _offered(self, machine: Machine) -> Iterator[tuple[float, Mapping[str, str]]]:
         """Machines of the catalog that fit and are not too dear, with their prices."""
-        region, most = _region(machine), machine.max_hourly_cost or float("inf")
+        region, most = region_of(machine), machine.max_hourly_cost or float("inf")
         for row in self._rows(cloud_of(machine)):
             if region not in ("", row.get("Region")) or not _fits(row, machine):
                 continue
@@ -56,9 +56,10 @@ class Catalog:
         pricing = self._config().get("slurm", {}).get("pricing")
         if not pricing:
             return None
-        name, count = _accelerator(machine)
+        name, count = accelerator(machine.accelerators) or ("", 0.0)
         cores, memory = _least(machine.cpus) or 0, _least(machine.memory) or 0
-        gpus = (pricing.get("accelerators") or {}).get(name, 0) * count
+        listed = pricing.get("accelerators") or {}
+        gpus = {gpu.lower(): price for gpu, price in listed.items()}.get(name, 0) * count
         return gpus + pricing.get("cpu", 0) * cores + pricing.get("memory", 0) * memory
 
     def _config(self) -> Mapping[str, Any]:
@@ -78,25 +79,13 @@ def cheapest(machines: Machines, price: Callable[[Machine], float | None]) -> fl
     return (found[0] if machines.ordered else min(found)) * machines.num_nodes
 
 
-def _region(machine: Machine) -> str:
-    return [*(machine.infra or "").split("/"), ""][1]
-
-
 def _fits(row: Mapping[str, str], machine: Machine) -> bool:
-    name, count = _accelerator(machine)
-    if name:
-        same = row.get("AcceleratorName", "").lower() == name.lower()
-        if not same or _number(row, "AcceleratorCount") != count:
-            return False
-    elif row.get("AcceleratorName"):
+    name = row.get("AcceleratorName", "").lower()
+    has = (name, _number(row, "AcceleratorCount")) if name else None
+    if has != accelerator(machine.accelerators):
         return False
     wishes = ((machine.cpus, "vCPUs"), (machine.memory, "MemoryGiB"))
     return all(_enough(_number(row, column), wish) for wish, column in wishes)
-
-
-def _accelerator(machine: Machine) -> tuple[str, float]:
-    name, _, count = (machine.accelerators or "").partition(":")
-    return name, float(count or 1)
 
 
 def _enough(has: float | None, wish: str | None) -> bool:

@@ -59,6 +59,18 @@ _BACK_OFF = "PENDING"
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where a machine is, and what is in it: `lambda`, `us-east-1`, and as in `H100:8`."""
+
+    cloud: str
+    region: str = ""
+    accelerators: str = ""
+
+    def __str__(self) -> str:
+        return "/".join(part for part in (self.cloud, self.region) if part)
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """One task of a managed job. `task` names its replica; `name` the group or the job itself."""
 
@@ -70,7 +82,7 @@ class Job:
     submitted: bool = False
     started: bool = False
     cluster: str = ""
-    where: str = ""
+    place: Place | None = None
     reason: str = ""
 
     @property
@@ -97,7 +109,7 @@ class Cluster:
     name: str
     status: str
     managed: bool = False
-    where: str = ""
+    place: Place | None = None
 
 
 def stage_of(status: str) -> Stage:

@@ -95,6 +95,9 @@ class FileCloud:
             await self.kill(unit)
             await self.wait(unit)
 
+    async def price(self, launch: Launch) -> float | None:
+        return None
+
     async def wait(self, unit: Unit) -> Exit:
         while True:
             self._wishes_of_one_that_answers()

@@ -51,6 +51,13 @@ def test_a_started_replica_costs_its_price_for_its_time() -> None:
     )
 
 
+def test_a_replica_on_machines_that_are_known_costs_what_those_do() -> None:
+    known = Replica("rollout", 0, unit=Unit("u"), price=7.0)
+    run = run_of({"learner": 1}).put([known, Replica("rollout", 1, unit=Unit("u"))])
+    cost = budget.accrue(run, PRICES, Cost(), 3600.0)
+    assert cost == Cost(17.0, 17.0, {"learner": 8.0, "rollout": 9.0})
+
+
 LIVE = st.fixed_dictionaries({service: st.integers(0, 4) for service in SERVICES})
 MOMENTS = st.lists(st.tuples(LIVE, st.floats(0, 10_000)), max_size=12)
 

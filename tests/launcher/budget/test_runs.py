@@ -78,6 +78,38 @@ async def test_a_run_says_what_it_has_cost_and_watchers_and_the_learner_hear_it(
         assert amounts == sorted(amounts) and amounts[-1] == run.cost.accrued
 
 
+async def test_each_time_that_a_replica_has_other_machines_it_costs_what_those_do(
+    tmp_path: Path,
+) -> None:
+    prices = {"a": 7200.0, "b": 1800.0}
+
+    class Moving(DearBackend):
+        async def price(self, launch: Launch) -> float | None:
+            return prices[where]
+
+    async with serving(tmp_path, Moving(tmp_path), hooks=HOOKS) as served:
+        run_id = await served.start(spec(learner={"steps": 1_000, "step_s": 0.1}))
+        await served.until(run_id, lambda run: run.cost.per_hour == 3 * DOLLARS_PER_HOUR)
+        for where, price in prices.items():
+            report = registry_pb.ReportUnitRequest(
+                run_id=run_id,
+                service="rollout",
+                incarnation=where,
+                hostname=where,
+                phase=registry_pb.UNIT_PHASE_RUNNING,
+            )
+            await served.registry.ReportUnit(report)
+            together = 2 * DOLLARS_PER_HOUR + price
+            await served.until(run_id, lambda run, all_=together: run.cost.per_hour == all_)
+        await served.runs.StopRun(pb.StopRunRequest(run_id=run_id))
+        events = served.runs.WatchRun(pb.WatchRunRequest(run_id=run_id))
+        notes = [event.message async for event in events if event.message]
+        assert [note for note in notes if "an hour" in note] == [
+            "rollout-0 costs $7,200.00 an hour",
+            "rollout-0 costs $1,800.00 an hour",
+        ]
+
+
 async def test_a_run_that_reaches_its_budget_is_warned_of_drained_and_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,8 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from services.launcher.runs import ROLLOUT
+from services.launcher.sky.offers import Offerer
 from services.launcher.sky.prices import Catalog
+from services.launcher.sky.records import Place
 from services.launcher.sky_config import Machine, Machines
+from tests.launcher.sky import specs
 from tests.launcher.sky.specs import VMS
 
 _CONFIG = "slurm: {pricing: {cpu: 0.04, memory: 0.005, accelerators: {H100: 2.5}}}\n"
@@ -55,6 +59,32 @@ def test_of_several_candidates_the_one_that_is_tried_first_counts(catalog: Catal
 def test_a_replica_of_several_machines_costs_them_all(catalog: Catalog) -> None:
     machine = Machine(infra="lambda/us-east-1", accelerators="H100:1")
     assert catalog.cheapest(Machines(ordered=(machine,), num_nodes=2)) == 4.98
+
+
+@pytest.mark.parametrize(
+    ("place", "price"),
+    [
+        (Place("lambda", "us-east-1", "H100:1"), 2.49),
+        (Place("lambda", "us-west-1", "H100:1.0"), 2.29),
+        (Place("lambda", "us-east-1", "H100:8"), 23.92),
+        (Place("aws", "us-east-1", "H100:1"), None),
+        (Place("lambda", "us-east-1"), None),
+        (Place("slurm", "mini", "H100:2"), 5.21),
+    ],
+)
+def test_a_replica_costs_what_the_candidate_does_that_came(
+    catalog: Catalog, place: Place, price: float | None
+) -> None:
+    wish = {
+        "ordered": [
+            {"infra": "slurm/mini/gpu", "accelerators": "H100:2", "cpus": "4+", "memory": "10"},
+            {"infra": "lambda", "accelerators": "h100"},
+            {"accelerators": "H100:8"},
+        ]
+    }
+    launch = specs.launch((ROLLOUT, 0), specs.config(rollout=wish))
+    found = Offerer("owner", catalog).price(launch, place)
+    assert found == (None if price is None else pytest.approx(price))
 
 
 def test_without_a_catalog_nobody_knows_a_price(tmp_path: Path) -> None:
