@@ -40,8 +40,8 @@ _SKIPPED = sorted({probe.name for probe in PROBES} - {"clouds", "secrets"})
 CPU = {"infra": "lambda/us-south-1", "cpus": "4"}
 
 
-def gpu(region: str) -> dict[str, str]:
-    return {"infra": f"lambda/{region}", "accelerators": "H100:1"}
+def gpu(region: str, kind: str = "H100") -> dict[str, str]:
+    return {"infra": f"lambda/{region}", "accelerators": f"{kind}:1"}
 
 
 def spec(session: SkySession, *, sky: dict[str, Any] | None = None, **launcher: Any) -> str:

@@ -12,6 +12,7 @@ import pytest
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.launcher.adapters.sky_client import SkyClient
 from services.launcher.sky.records import Job
+from tests.sky.catalog import LAMBDA_MACHINES
 from tests.sky.rented import gpu, launcher, service_process, spec
 from tests.sky.sdk import until
 from tests.sky.session import SkySession
@@ -49,7 +50,8 @@ async def test_a_run_takes_its_next_candidate_and_a_lost_rollout_comes_back_besi
 ) -> None:
     cloud = sky_session.cloud
     cloud.set_capacity(0, "us-east-1")
-    wish = spec(sky_session, sky={"learner": {"ordered": [gpu("us-east-1"), gpu("us-west-1")]}})
+    candidates = [gpu("us-east-1", "A10"), gpu("us-west-1")]
+    wish = spec(sky_session, sky={"learner": {"ordered": candidates}})
     async with launcher(tmp_path / "runs") as rented:
         run_id = await rented.start(wish)
         await rented.running(run_id)
@@ -59,6 +61,8 @@ async def test_a_run_takes_its_next_candidate_and_a_lost_rollout_comes_back_besi
         learner = _machine_of(sky_session, "learner")
         assert learner["region"] == {"name": "us-west-1"}
         assert learner["instance_type"] == {"name": "gpu_1x_h100_pcie"}
+        price = LAMBDA_MACHINES["gpu_1x_h100_pcie"][-1]
+        await rented.told(f"learner-0 costs ${price:.2f} an hour")
 
         process, job = service_process(run_id, "learner"), await _job_of("learner")
         before, lost = await rented.get(run_id), _machine_of(sky_session, "rollout")
