@@ -239,6 +239,13 @@ class Groups:
         if await self.live(name):
             await self.kill(name)
             await self.wait(name)
+        elif job := records.newest(await self._board.jobs(), name):
+            await self._forsake(job)
+
+    async def _forsake(self, job: Job) -> None:
+        """End what SkyPilot may have left of a job that is over."""
+        if job.abandoned:
+            await self._client.down(job.cluster)
 
     async def wait(self, name: str) -> Exit:
         """How the replica's job ended, once it has."""
@@ -250,6 +257,7 @@ class Groups:
             if job is not None:
                 seen = time.monotonic()
             if job is not None and job.over:
+                await self._forsake(job)
                 return Exit(1, _NONE, preempted=True) if since in self._given_up else _exit(job)
             if job is not None and job.stage is Stage.NO_CAPACITY:
                 # A launcher that is dead has asked for it, and would have given it up.

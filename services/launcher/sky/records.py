@@ -30,6 +30,8 @@ class Stage(StrEnum):
         return self not in (Stage.WAITING, Stage.RUNNING, Stage.RECOVERING, Stage.ENDING)
 
 
+# Of a job whose controller broke.
+_ABANDONED = "FAILED_CONTROLLER"
 # By the names of SkyPilot's ManagedJobStatus and, for clusters of their own, JobStatus.
 _STAGES = {
     "PENDING": Stage.WAITING,
@@ -48,7 +50,7 @@ _STAGES = {
     "FAILED_SETUP": Stage.FAILED_SETUP,
     "FAILED_PRECHECKS": Stage.REFUSED,
     "FAILED_NO_RESOURCE": Stage.NO_CAPACITY,
-    "FAILED_CONTROLLER": Stage.FAILED_SETUP,
+    _ABANDONED: Stage.FAILED_SETUP,
 }
 
 
@@ -96,6 +98,11 @@ class Job:
     def over(self) -> bool:
         """Whether SkyPilot has ended it too."""
         return _STAGES.get(self.status, Stage.WAITING).over
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether SkyPilot has lost control of it, and with that perhaps left its machine up."""
+        return self.status == _ABANDONED
 
     @property
     def goes_on(self) -> bool:

@@ -81,6 +81,22 @@ async def test_a_gateway_that_has_ended_joins_its_group_again(
     assert [document["name"] for document in sky.attempts] == [gateway.name]
 
 
+@pytest.mark.parametrize("begun", [True, False])
+async def test_what_skypilot_has_lost_control_of_is_ended(
+    sky: FakeSky, backend: SkyBackend, begun: bool
+) -> None:
+    await group(backend)
+    unit = await backend.start(brief((ROLLOUT, 0)))
+    cluster = sky.job(unit.name).cluster
+    sky.put(unit.name, status="FAILED_CONTROLLER", reason="its controller broke")
+    sky.machines[cluster] = Cluster(cluster, "UP", managed=True)
+    if begun:
+        assert await backend.wait(unit) == Exit(1, "its controller broke", unready=True)
+    else:
+        await backend.undo(brief((ROLLOUT, 0)))
+    assert cluster not in sky.machines and len(sky.machines) == 2
+
+
 async def test_a_learner_that_has_ended_begins_a_group_anew(
     sky: FakeSky, backend: SkyBackend
 ) -> None:
