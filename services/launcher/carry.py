@@ -183,11 +183,11 @@ class Carrier:
             self._book.gone(key, Exit(1, str(error), unready=True))
         except StartLostError as error:
             self._failed(key, str(error))
-            self._book.gone(key, Exit(1, str(error)))
+            self._book.gone(key, Exit(1, str(error), began=False))
         except BackendError as error:
             # Asking again changes nothing: the machine lacks what the spec wants.
             self._failed(key, str(error))
-            self._book.gone(key, Exit(EXIT_BAD_CONFIG, str(error)))
+            self._book.gone(key, Exit(EXIT_BAD_CONFIG, str(error), began=False))
         else:
             self._note_started(key, unit, "started")
             await self._follow(key, launch, unit)

@@ -128,7 +128,7 @@ def _failed(
         text = f"{cause}; restart {len(failures)} of {policy.max_restarts} in {delay:g} s"
         return run.put([replica]), [Note(text)]
     verdict = f"{cause}; gave up after {len(failures)} failures"
-    if how.tail:
+    if how.tail and how.began:
         verdict = f"{verdict}. Its last lines:\n{how.tail}"
     return _given_up(run, replica, Outcome.FAILED, now, policy, verdict)
 
@@ -169,7 +169,9 @@ def _begin_elsewhere(
 
 
 def describe_exit(how: Exit) -> str:
-    """`exited with code 3` or `was killed by signal 9`."""
+    """`exited with code 3`, `was killed by signal 9` or `could not be started: WHY`."""
+    if not how.began:
+        return f"could not be started: {how.tail}"
     if how.code is None:
         return "ended unseen"
     if how.code < 0:

@@ -25,7 +25,8 @@ class SetupError(BackendError):
 
 
 class StartLostError(BackendError):
-    """Somebody else ended it before it was started. Counts like a crash of the replica."""
+    """Somebody else ended it before it was started, or the backend broke over it: next time it may
+    come true. Counts like a crash of the replica."""
 
 
 class BackendUnreachable(Exception):

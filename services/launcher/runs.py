@@ -121,13 +121,14 @@ class Exit:
 
     The code is None where nobody saw it: of a process that outlived the launcher it belonged to.
     `preempted`: its machine was taken away, which is no failure of its own. `unready`: its machine
-    was there, and its setup failed.
+    was there, and its setup failed. Where it never `began`, `tail` says why.
     """
 
     code: int | None
     tail: str = ""
     preempted: bool = False
     unready: bool = False
+    began: bool = True
 
 
 @dataclass(frozen=True, slots=True)

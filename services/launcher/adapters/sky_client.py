@@ -45,6 +45,9 @@ _JOB_FIELDS = (
 _NOWHERE = "-"
 # SkyPilot lists the clusters of managed jobs to those who debug it, and to nobody else.
 _SHOW_MANAGED = "SKYPILOT_DEBUG"
+# No wish causes these: a worker of SkyPilot's server is broken. One whose request was cancelled in
+# the middle of an import stays so ("'LazyImport' object is not callable"); the others are not.
+_BROKEN = (TypeError, AttributeError, NameError, LookupError, ImportError)
 _environment = threading.Lock()
 
 
@@ -214,7 +217,14 @@ class SkyClient:
             raise kind(_brief(error)) from error
         # What is left is about the request itself, and SkyPilot says so in many types.
         except Exception as error:
-            raise BackendError(_brief(error)) from error
+            raise _refusal(error) from error
+
+
+def _refusal(error: Exception) -> BackendError:
+    """SkyPilot hands on an exception that it does not know, like one of its database, as a plain
+    one."""
+    broken = type(error) is Exception or (isinstance(error, _BROKEN) and _is_servers(error))
+    return (StartLostError if broken else BackendError)(_brief(error))
 
 
 def _is_servers(error: BaseException) -> bool:

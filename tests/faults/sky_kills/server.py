@@ -47,6 +47,7 @@ class Server:
         self._requests: dict[str, Request] = {}
         self._file = folder / "state.json"
         self._controller = Controller(states.read(self._file), Cloud(folder))
+        self._met_broken = 0
 
     def run(self) -> None:
         """Controllers at work."""
@@ -118,12 +119,18 @@ class Server:
             raise Refusal("RequestCancelled", "Request cancelled")
 
     def _jobs_launch(self, request: Request) -> tuple[str, Any]:
-        self._pass(request, self._script.accept_s)
+        self._accept(request)
         return "launched", self._locked(lambda: self._add_job(request))
 
     @property
     def _script(self) -> states.Script:
         return self._controller.script
+
+    def _accept(self, request: Request) -> None:
+        self._pass(request, self._script.accept_s)
+        if self._script.broken and self._met_broken < self._script.broken_times:
+            self._met_broken += 1
+            raise Refusal(self._script.broken, "'LazyImport' object is not callable")
 
     def _add_job(self, request: Request) -> list[int]:
         self._pass(request, 0.0)
@@ -151,7 +158,7 @@ class Server:
         return "", self._locked(lambda: self._controller.cancel(named))
 
     def _launch(self, request: Request) -> tuple[str, Any]:
-        self._pass(request, self._script.accept_s)
+        self._accept(request)
         (document,) = request.arguments["documents"]
         name = request.arguments["cluster"]
         cluster = Cluster(name, document, managed=False)

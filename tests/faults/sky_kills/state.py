@@ -116,6 +116,10 @@ class Script:
     cancel_s: float = 0.0
     down_s: float = 0.0
     setup_fails: bool = False
+    # What is wrong, in the name of an exception, with the worker of the server that deals with the
+    # first so many submissions.
+    broken: str = ""
+    broken_times: int = 2
     # Machines of plain clusters come, and nobody can log in.
     no_login: bool = False
     # Machines run nothing; they end when a test says so.

@@ -61,6 +61,25 @@ async def test_a_setup_that_fails_is_no_want_of_capacity_and_no_crash(
         assert all(replica.attempt == 1 for replica in run.replicas.values())
 
 
+@pytest.mark.parametrize(
+    "broken", ["TypeError", pytest.param("sqlalchemy.exc.OperationalError", marks=_slow)]
+)
+@_MODES
+async def test_a_worker_of_the_server_that_is_broken_is_no_wrong_wish(
+    tmp_path: Path, broken: str, mode: str
+) -> None:
+    async with opened(tmp_path, mode) as folder:
+        folder.script(broken=broken)
+        await folder.begin(backoff_s=0.1)
+        folder.serve()
+        await folder.reached(RunState.RUNNING)
+        # In a group both of what it declares.
+        assert folder.news("-0 could not be started: ") == (4 if mode == "group" else 2)
+        assert folder.news(f"{broken}: 'LazyImport' object is not callable; restart 1 of 5") == 2
+        await folder.stop()
+        await folder.gone(Outcome.STOPPED)
+
+
 @_slow
 async def test_a_machine_that_nobody_can_log_in_to_is_given_back_and_not_asked_for_ever(
     tmp_path: Path,

@@ -38,14 +38,18 @@ _TYPES: dict[str, type[Exception]] = {
     each.__name__: each
     for each in (
         *(CommandFailureException, ClusterSetUpError, ClusterDoesNotExist, RequestCancelled),
-        RuntimeError,
+        *(ResourcesUnavailableError, ValueError),
+        *(RuntimeError, TypeError),
     )
 }
 
 
 def of(error: dict[str, Any]) -> Exception:
     """The exception that a server has told of, with where it was raised, as SkyPilot's says it."""
-    found: Exception = _TYPES.get(error["type"], ValueError)(error["text"])
+    known = _TYPES.get(error["type"])
+    if known is None:
+        return Exception(f"{error['type']}: {error['text']}")
+    found = known(error["text"])
     if error["type"] == "ResourcesUnavailableError":
         found = ResourcesUnavailableError(error["text"], failover_history=[error["text"]])
     found.stacktrace = "on the server"  # type: ignore[attr-defined]
