@@ -7,9 +7,9 @@ from services.launcher.ports import BackendUnreachable, CapacityError
 from services.launcher.runs import Exit
 from services.launcher.sky import records, tasks
 from services.launcher.sky.ports import Client
-from services.launcher.sky.records import NO_JOB, Cluster, Place, Stage
+from services.launcher.sky.records import NO_JOB, Cluster, Place
 
-_CANCELLED, _KILLED = -15, -9
+_KILLED = -9
 _UP, _STOPPED = "UP", "STOPPED"
 # How often in a row SkyPilot may say that something is wrong with a machine, before it is ended.
 _LOOKS = 30
@@ -60,9 +60,7 @@ class Clusters:
             stage = records.stage_of(status)
             if stage.over:
                 await self._client.down(name)
-                ends = {Stage.DONE: Exit(0), Stage.CANCELLED: Exit(_CANCELLED)}
-                unready = stage is Stage.FAILED_SETUP
-                return ends.get(stage, Exit(1, status, unready=unready))
+                return records.exit_at(stage, status)
             await asyncio.sleep(self._poll_s)
 
     async def place(self, name: str) -> Place | None:

@@ -22,7 +22,6 @@ from services.launcher.sky.ports import Client
 from services.launcher.sky.records import Job, Place, Stage
 
 _UNKNOWN_S = 120.0
-_CANCELLED = -15
 _KILLED = -9
 _NONE = "nobody has such a machine now"
 _CANCELLED_STAGES = (Stage.CANCELLED, Stage.ENDING)
@@ -258,7 +257,7 @@ class Groups:
                 seen = time.monotonic()
             if job is not None and job.over:
                 await self._forsake(job)
-                return Exit(1, _NONE, preempted=True) if since in self._given_up else _exit(job)
+                return Exit(1, _NONE, preempted=True) if since in self._given_up else job.exit
             if job is not None and job.stage is Stage.NO_CAPACITY:
                 # A launcher that is dead has asked for it, and would have given it up.
                 self._given_up.add(since)
@@ -290,15 +289,3 @@ class Groups:
 def _is_learner(name: str) -> bool:
     owned = names.parse(name)
     return owned is not None and owned.key == (LEARNER, 0)
-
-
-def _exit(job: Job) -> Exit:
-    match job.stage:
-        case Stage.DONE:
-            return Exit(0)
-        case Stage.CANCELLED:
-            return Exit(_CANCELLED)
-        case Stage.FAILED_SETUP:
-            return Exit(1, job.reason, unready=True)
-        case _:
-            return Exit(1, job.reason)

@@ -1,9 +1,11 @@
 """What SkyPilot says of jobs and clusters, in the launcher's words, and what it means, pure."""
 
+import signal
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from services.launcher.runs import Exit
 from services.launcher.sky import names
 
 
@@ -105,6 +107,11 @@ class Job:
         return self.status == _ABANDONED
 
     @property
+    def exit(self) -> Exit:
+        """How the replica ended that it was of, once it is over."""
+        return exit_at(self.stage, self.reason)
+
+    @property
     def goes_on(self) -> bool:
         return not self.over and self.stage is not Stage.ENDING
 
@@ -122,6 +129,17 @@ class Cluster:
 def stage_of(status: str) -> Stage:
     """The stage of a plain cluster's job."""
     return _STAGES.get(status, Stage.WAITING)
+
+
+def exit_at(stage: Stage, reason: str) -> Exit:
+    """How a replica has ended whose job is over."""
+    match stage:
+        case Stage.DONE:
+            return Exit(0)
+        case Stage.CANCELLED:
+            return Exit(-signal.SIGTERM)
+        case _:
+            return Exit(1, reason, unready=stage is Stage.FAILED_SETUP)
 
 
 def newest(jobs: Iterable[Job], task: str, since: int = 0) -> Job | None:
