@@ -116,7 +116,9 @@ class Carrier:
         try:
             await self._backend.kill(unit)
         except BackendUnreachable as error:
-            self.say_unreachable(str(error))
+            # Of what has ended meanwhile nothing has to be asked.
+            if self._book.run.replicas[key].unit == unit:
+                self.say_unreachable(str(error))
 
     async def price(self, key: Key) -> None:
         """Ask what a replica costs on the machines that it has now."""
@@ -128,7 +130,9 @@ class Carrier:
     async def clean(self) -> None:
         """Free what is left of the run, and write down what was found."""
         run_id = self._book.run.run_id
-        number = self._operations.intend(run_id, "clean", run_id)
+        # A launcher that is dead may not have seen the end of it.
+        begun = self._operations.open(run_id, "clean", run_id)
+        number = begun.number if begun else self._operations.intend(run_id, "clean", run_id)
         try:
             evidence = await self._backend.clean(run_id)
         except BackendUnreachable as error:
@@ -226,6 +230,8 @@ class Carrier:
                 # A wait answers when it is over; this, as soon as anybody answers at all.
                 await self.asked(lambda: self._backend.attach(launch, unit))
             else:
+                # It answers, whatever else was asked of it in vain.
+                self.say_unreachable("")
                 return self._book.gone(key, how)
 
     def _note_started(self, key: Key, unit: Unit, cause: str) -> None:

@@ -11,7 +11,7 @@ from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common import rpc
 from services.launcher.adapters.fake import FakeBackend
-from services.launcher.ports import Launch, Offer
+from services.launcher.ports import BackendUnreachable, Launch, Offer
 from services.launcher.runs import Unit
 from tests.launcher.harness import Served, serving, spec
 
@@ -68,6 +68,32 @@ async def left(served: Served, run_id: str, service: str) -> None:
             phase=registry_pb.UNIT_PHASE_EXITED,
         )
     )
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_kill_that_nobody_answered_is_no_word_on_a_backend_that_answers_since(
+    tmp_path: Path, late: bool
+) -> None:
+    class Away(FakeBackend):
+        async def kill(self, unit: Unit) -> None:
+            self.finish(unit)
+            await asyncio.sleep(0.2 * late)
+            self.killed.append(unit)
+            raise BackendUnreachable("nobody answers")
+
+    backend = Away()
+    backend.stubborn = True
+    async with serving(tmp_path, backend) as served:
+        run_id = await served.start(spec(launcher={"rollout": {"replicas": 2}, "drain_s": 0.2}))
+        await served.until(run_id, lambda run: len(backend.running("rollout")) == 2)
+        request = pb.ScaleServiceRequest(run_id=run_id, service="rollout", replicas=1)
+        await served.runs.ScaleService(request)
+        stopped = {"starting", "stopped"}
+        run = await served.until(
+            run_id,
+            lambda run: len(backend.killed) > 0 and {r.state for r in run.replicas} == stopped,
+        )
+        assert run.unreachable == ""
 
 
 async def test_what_serves_is_drained_though_its_backend_has_not_said_that_it_started(

@@ -32,6 +32,7 @@ _NO_SERVER = (
     "SkyPilot's API server cannot be asked ({error}); start one with `sky api start`, or name it in"
     " SKYPILOT_API_SERVER_ENDPOINT"
 )
+_NO_ANSWER = "SkyPilot's API server has no answer ({error}); it is asked again"
 _NOT_INSTALLED = (
     'launcher.backend = "sky" needs SkyPilot, which this environment lacks ({error}); `make sky`'
     " makes one that has it: run .venv-sky/bin/flotilla"
@@ -192,7 +193,8 @@ class SkyClient:
             return call()
         # SkyPilot hands on any exception of its server; none of them is an answer.
         except Exception as error:
-            raise BackendUnreachable(_NO_SERVER.format(error=_brief(error))) from error
+            text = _NO_ANSWER if _is_servers(error) else _NO_SERVER
+            raise BackendUnreachable(text.format(error=_brief(error))) from error
 
     def _attempted(self, call: Callable[[], T]) -> T:
         errors = self._errors
@@ -221,15 +223,14 @@ class SkyClient:
 
 
 def _refusal(error: Exception) -> BackendError:
-    """SkyPilot hands on an exception that it does not know, like one of its database, as a plain
-    one."""
-    broken = type(error) is Exception or (isinstance(error, _BROKEN) and _is_servers(error))
-    return (StartLostError if broken else BackendError)(_brief(error))
+    broken = type(error) is Exception or isinstance(error, _BROKEN)
+    return (StartLostError if broken and _is_servers(error) else BackendError)(_brief(error))
 
 
 def _is_servers(error: BaseException) -> bool:
-    """Whether it was raised there, and handed on here: SkyPilot's server adds where it was."""
-    return hasattr(error, "stacktrace")
+    """Whether it was raised there, and handed on here: with where it was, or as a plain exception
+    where SkyPilot's client does not know its type, like that of a database or a cloud."""
+    return hasattr(error, "stacktrace") or type(error) is Exception
 
 
 @contextmanager

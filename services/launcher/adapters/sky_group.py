@@ -28,7 +28,7 @@ _CANCELLED_STAGES = (Stage.CANCELLED, Stage.ENDING)
 
 
 class _CancelledError(StartLostError):
-    """Somebody has cancelled its job, or all of its group."""
+    """Somebody has cancelled its job, or its group has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,8 @@ class Groups:
                 await self._board.fresh()
                 if await self._open(start) == group:
                     raise
-                # It went with its group, which perhaps found no machines: it comes with the next.
+                # It went with its group, for which perhaps nobody had machines: it comes with the
+                # next.
 
     async def _declared(self, start: Start, deadline: float) -> int:
         """The id of the job whose records are of this start."""
@@ -183,7 +184,7 @@ class Groups:
             await self._board.fresh()
             if type(error) is BackendError and await self._open(start) != group:
                 # Nothing is wrong with the wish: its learner has ended meanwhile.
-                raise StartLostError(f"{start.name}: its group has ended") from error
+                raise _CancelledError(f"{start.name}: its group has ended") from error
             raise
 
     async def _until_running(self, start: Start, since: int, deadline: float) -> None:
