@@ -251,14 +251,16 @@ class Groups:
         """How the replica's job ended, once it has."""
         since, seen = self._since.get(name, 0), time.monotonic()
         while True:
-            job = records.newest(await self._board.jobs(), name, since)
+            jobs = await self._board.jobs()
+            job = records.newest(jobs, name, since)
             if name in self._killed:
                 return Exit(_KILLED)
             if job is not None:
                 seen = time.monotonic()
             if job is not None and job.over:
                 await self._forsake(job)
-                return Exit(1, _NONE, preempted=True) if since in self._given_up else job.exit
+                lost = since in self._given_up or records.went_with_group(jobs, job)
+                return Exit(1, _NONE, preempted=True) if lost else job.exit
             if job is not None and job.stage is Stage.NO_CAPACITY:
                 # A launcher that is dead has asked for it, and would have given it up.
                 self._given_up.add(since)

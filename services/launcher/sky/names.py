@@ -81,6 +81,13 @@ def parse(name: str) -> Owned | None:
     return Owned(found["owner"], found["run"], key)
 
 
+def learner_beside(name: str) -> str:
+    """The learner of the run that a replica is of."""
+    owned = parse(name)
+    mark = "" if owned is None else owned.owner + owned.run
+    return f"{PREFIX}-{mark}-{_SHORT[LEARNER]}-0"
+
+
 def members_in(text: str) -> set[str]:
     """The names of replicas that stand in a text; those of their clusters do not count."""
     return set(_MEMBER.findall(text))

@@ -148,6 +148,15 @@ def newest(jobs: Iterable[Job], task: str, since: int = 0) -> Job | None:
     return max(found, key=lambda job: job.job_id, default=None)
 
 
+def went_with_group(jobs: Iterable[Job], job: Job) -> bool:
+    """Whether a member was cancelled because the learner of its group had ended."""
+    name = names.learner_beside(job.task)
+    if job.stage is not Stage.CANCELLED or job.task == name:
+        return False
+    learner = newest(jobs, name)
+    return learner is None or not learner.goes_on or learner.job_id > job.job_id
+
+
 def open_group(jobs: Iterable[Job], groups: Container[str], learner: str) -> int | None:
     """The id of a run's group by its possible names, while its learner goes on: only then may
     others join it."""

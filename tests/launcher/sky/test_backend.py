@@ -61,6 +61,18 @@ async def test_a_rollout_that_is_killed_leaves_the_group_alone(
         await asyncio.wait_for(backend.wait(again), 0.1)
 
 
+async def test_members_that_go_with_their_learner_have_not_failed(
+    sky: FakeSky, backend: SkyBackend
+) -> None:
+    learner, gateway = await group(backend)
+    rollout = await backend.start(brief((ROLLOUT, 0)))
+    sky.put(learner.name, status="FAILED", reason="it broke")
+    for unit in (gateway, rollout):
+        sky.put(unit.name, status="CANCELLED")
+        assert (await backend.wait(unit)).preempted
+    assert await backend.wait(learner) == Exit(1, "it broke")
+
+
 async def test_a_gateway_that_is_killed_gets_another_machine(
     sky: FakeSky, backend: SkyBackend
 ) -> None:
