@@ -264,8 +264,9 @@ def _job(record: Any) -> Job:
 
 
 def _cluster(record: Any) -> Cluster:
-    # The record itself has them as text for people.
-    accelerators = record.handle.launched_resources.accelerators if record.handle else None
+    # The record itself has its accelerators as text for people; not every handle has them.
+    resources = getattr(record.handle, "launched_resources", None)
+    accelerators = resources.accelerators if resources is not None else None
     place = _place(record.cloud, record.region, accelerators)
     return Cluster(record.name, record.status.value, record.is_managed, place)
 
