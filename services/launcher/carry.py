@@ -63,6 +63,9 @@ class Carrier:
         self._operations = means.store.operations
         # Starts that a drain or a kill may still prevent.
         self._starting: dict[Key, asyncio.Task[Unit]] = {}
+        # Those that are being killed, or were just now, and how often each was.
+        self._killing: set[Unit] = set()
+        self._kills: dict[Unit, int] = {}
 
     async def start(self, key: Key) -> None:
         """Start a replica and see it through to its end."""
@@ -111,8 +114,18 @@ class Carrier:
             self._starting[key].cancel()
             return
         unit = self._book.run.replicas[key].unit
-        if unit is None:
+        if unit is None or unit in self._killing:
             return
+        self._killing.add(unit)
+        try:
+            await self._kill(key, unit)
+            # A cloud that is away is not asked more and more, which would leave nobody any time.
+            number = self._kills[unit] = self._kills.get(unit, 0) + 1
+            await asyncio.sleep(min(_ASK_AGAIN_MAX_S, _ASK_AGAIN_S * 2**number))
+        finally:
+            self._killing.discard(unit)
+
+    async def _kill(self, key: Key, unit: Unit) -> None:
         try:
             await self._backend.kill(unit)
         except BackendUnreachable as error:

@@ -1,6 +1,7 @@
 """Drains on a backend that is slow to say what it has started and what has ended."""
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,31 @@ async def test_a_kill_that_nobody_answered_is_no_word_on_a_backend_that_answers_
             lambda run: len(backend.killed) > 0 and {r.state for r in run.replicas} == stopped,
         )
         assert run.unreachable == ""
+
+
+async def test_a_backend_is_asked_for_one_kill_at_a_time_and_less_and_less_often(
+    tmp_path: Path,
+) -> None:
+    class Slow(FakeBackend):
+        async def kill(self, unit: Unit) -> None:
+            began.append(time.monotonic())
+            await asyncio.sleep(2.5)
+            ended.append(time.monotonic())
+            if len(ended) >= 3:
+                self.finish(unit)
+
+    began: list[float] = []
+    ended: list[float] = []
+    backend = Slow()
+    backend.stubborn = True
+    async with serving(tmp_path, backend) as served:
+        run_id = await served.start(spec(launcher={"rollout": {"replicas": 2}, "drain_s": 0.2}))
+        await served.until(run_id, lambda run: len(backend.running("rollout")) == 2)
+        request = pb.ScaleServiceRequest(run_id=run_id, service="rollout", replicas=1)
+        await served.runs.ScaleService(request)
+        await served.until(run_id, lambda run: len(ended) == 3)
+        waits = [after - before for before, after in zip(ended, began[1:], strict=False)]
+        assert waits[0] >= 0.9 and waits[1] >= 1.9
 
 
 async def test_what_serves_is_drained_though_its_backend_has_not_said_that_it_started(
