@@ -6,7 +6,7 @@ leave on their own, and so does a gateway that is started again.
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from services.launcher.adapters.sky_board import Board
 from services.launcher.ports import (
@@ -259,8 +259,9 @@ class Groups:
                 seen = time.monotonic()
             if job is not None and job.over:
                 await self._forsake(job)
-                lost = since in self._given_up or records.went_with_group(jobs, job)
-                return Exit(1, _NONE, preempted=True) if lost else job.exit
+                if since in self._given_up:
+                    return Exit(1, _NONE, preempted=True)
+                return replace(job.exit, preempted=records.went_with_group(jobs, job))
             if job is not None and job.stage is Stage.NO_CAPACITY:
                 # A launcher that is dead has asked for it, and would have given it up.
                 self._given_up.add(since)

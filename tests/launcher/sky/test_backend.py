@@ -69,7 +69,7 @@ async def test_members_that_go_with_their_learner_have_not_failed(
     sky.put(learner.name, status="FAILED", reason="it broke")
     for unit in (gateway, rollout):
         sky.put(unit.name, status="CANCELLED")
-        assert (await backend.wait(unit)).preempted
+        assert await backend.wait(unit) == Exit(-15, preempted=True)
     assert await backend.wait(learner) == Exit(1, "it broke")
 
 
