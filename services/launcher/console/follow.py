@@ -19,7 +19,9 @@ from services.launcher.console.interrupts import InterruptedByUserError, Interru
 from services.launcher.console.views import View, viewing
 from services.launcher.store import Store
 
-_WATCH_S = 15.0
+# Of one stream of events. gRPC waits that long for a launcher that dies as a stream begins: of one
+# here it is soon known that it is dead, and another takes over.
+_WATCH_S, _WATCH_HERE_S = 15.0, 2.0
 _STOP_GRACE_S = 30.0
 _START_TIMEOUT_S = 180.0
 # Launchers that may die under one command before something else must be wrong.
@@ -209,10 +211,11 @@ async def _watch(
     The server ends the stream of an ended run, so an end in the past does not count.
     """
     board, patience = followed.board, Patience(connection)
+    watch_s = _WATCH_S if connection.address.elsewhere else _WATCH_HERE_S
     while True:
         request = pb.WatchRunRequest(run_id=followed.run_id, after_event=followed.last_event)
         try:
-            async for event in connection.stub.WatchRun(request, timeout=_WATCH_S):
+            async for event in connection.stub.WatchRun(request, timeout=watch_s):
                 followed.last_event = event.event
                 line = board.take(event)
                 # A resumed run tells its past first.
