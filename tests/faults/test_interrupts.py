@@ -32,6 +32,7 @@ async def interrupted(run: FaultRun, moment: str) -> None:
     await run.gone(1.0)
 
 
+@pytest.mark.slow
 async def test_ctrl_c_again_and_again_delays_a_run_and_costs_it_nothing(
     new_run: NewRun, tmp_path: Path
 ) -> None:

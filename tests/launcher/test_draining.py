@@ -97,6 +97,7 @@ async def test_a_kill_that_nobody_answered_is_no_word_on_a_backend_that_answers_
         assert run.unreachable == ""
 
 
+@pytest.mark.slow
 async def test_a_backend_is_asked_for_one_kill_at_a_time_and_less_and_less_often(
     tmp_path: Path,
 ) -> None:
