@@ -71,6 +71,16 @@ async def left(served: Served, run_id: str, service: str) -> None:
     )
 
 
+async def with_one_to_kill(served: Served, backend: FakeBackend) -> str:
+    """A run with a rollout too many, which does not drain; its id."""
+    backend.stubborn = True
+    run_id = await served.start(spec(launcher={"rollout": {"replicas": 2}, "drain_s": 0.2}))
+    await served.until(run_id, lambda run: len(backend.running("rollout")) == 2)
+    request = pb.ScaleServiceRequest(run_id=run_id, service="rollout", replicas=1)
+    await served.runs.ScaleService(request)
+    return run_id
+
+
 @pytest.mark.parametrize("late", [False, True])
 async def test_a_kill_that_nobody_answered_is_no_word_on_a_backend_that_answers_since(
     tmp_path: Path, late: bool
@@ -83,12 +93,8 @@ async def test_a_kill_that_nobody_answered_is_no_word_on_a_backend_that_answers_
             raise BackendUnreachable("nobody answers")
 
     backend = Away()
-    backend.stubborn = True
     async with serving(tmp_path, backend) as served:
-        run_id = await served.start(spec(launcher={"rollout": {"replicas": 2}, "drain_s": 0.2}))
-        await served.until(run_id, lambda run: len(backend.running("rollout")) == 2)
-        request = pb.ScaleServiceRequest(run_id=run_id, service="rollout", replicas=1)
-        await served.runs.ScaleService(request)
+        run_id = await with_one_to_kill(served, backend)
         stopped = {"starting", "stopped"}
         run = await served.until(
             run_id,
@@ -112,12 +118,8 @@ async def test_a_backend_is_asked_for_one_kill_at_a_time_and_less_and_less_often
     began: list[float] = []
     ended: list[float] = []
     backend = Slow()
-    backend.stubborn = True
     async with serving(tmp_path, backend) as served:
-        run_id = await served.start(spec(launcher={"rollout": {"replicas": 2}, "drain_s": 0.2}))
-        await served.until(run_id, lambda run: len(backend.running("rollout")) == 2)
-        request = pb.ScaleServiceRequest(run_id=run_id, service="rollout", replicas=1)
-        await served.runs.ScaleService(request)
+        run_id = await with_one_to_kill(served, backend)
         await served.until(run_id, lambda run: len(ended) == 3)
         waits = [after - before for before, after in zip(ended, began[1:], strict=False)]
         assert waits[0] >= 0.9 and waits[1] >= 1.9

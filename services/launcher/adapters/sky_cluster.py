@@ -1,6 +1,7 @@
 """Replicas as clusters of their own, for API servers that cannot run Job Groups."""
 
 import asyncio
+from collections.abc import Iterable
 
 from services.launcher.adapters.sky_group import Start
 from services.launcher.ports import BackendUnreachable, CapacityError
@@ -65,8 +66,8 @@ class Clusters:
 
     async def place(self, name: str) -> Place | None:
         """Where its machines are."""
-        found = await self._client.clusters()
-        return next((cluster.place for cluster in found if cluster.name == name), None)
+        found = _named(name, await self._client.clusters())
+        return found.place if found is not None else None
 
     async def _status(self, name: str) -> str | None:
         """That of its job; None where its machine is gone, or as good as gone."""
@@ -88,8 +89,7 @@ class Clusters:
             await asyncio.sleep(self._poll_s)
 
     async def _found(self, name: str) -> Cluster | None:
-        found = await self._client.clusters(certain=[name])
-        return next((cluster for cluster in found if cluster.name == name), None)
+        return _named(name, await self._client.clusters(certain=[name]))
 
     async def drain(self, name: str) -> None:
         """Its watcher is told by the launcher; what has no machine yet is not waited for."""
@@ -99,3 +99,7 @@ class Clusters:
         await self._client.forget(lambda asked: asked == name)
         await self._client.down(name)
         self._killed.add(name)
+
+
+def _named(name: str, clusters: Iterable[Cluster]) -> Cluster | None:
+    return next((cluster for cluster in clusters if cluster.name == name), None)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.launcher.sky.candidates import machines_of
+from services.launcher.sky.candidates import accelerator, machines_of
 from services.launcher.sky.prices import Catalog
 from services.launcher.sky_config import Machine, SkyConfig
 
@@ -61,7 +61,7 @@ def rooms(sky: SkyConfig, service: str, home: Path) -> Iterator[Room]:
 
 def _room(machine: Machine, catalog: Catalog) -> Room:
     memory = float(_digits(machine.memory)) or catalog.memory(machine) or 0.0
-    kind, _, count = (machine.accelerators or "").partition(":")
+    kind, count = accelerator(machine.accelerators) or ("", 0)
     words = (machine.infra, machine.accelerators, machine.memory and f"{machine.memory} GiB")
     # Slurm and Kubernetes may have their GPUs in a partition or a pod, and name none.
     cloud = (machine.infra or "").split("/")[0]
@@ -69,7 +69,7 @@ def _room(machine: Machine, catalog: Catalog) -> Room:
         name=" ".join(word for word in words if word) or "any machine",
         # `64+`: at least so many, so that is all to count on.
         memory=int(memory * _GIB),
-        gpus=int(float(count or 1)) if kind else 0,
+        gpus=int(count),
         gpu_memory=gpu_bytes(kind),
         disk=(machine.disk_size or _DISK_GB) * 10**9,
         sized=bool(machine.infra or machine.cpus) and cloud not in ("slurm", "kubernetes", "ssh"),
