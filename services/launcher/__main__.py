@@ -110,7 +110,7 @@ async def serve(options: Options) -> None:
 @asynccontextmanager
 async def _reachable(options: Options, launcher: Launcher) -> AsyncGenerator[None]:
     """Serve RunService, with launcher.json for its clients; beyond loopback under TLS."""
-    own = identity.mint_launcher()
+    own = identity.of_launcher(options.runs)
     log.add_secret(own.token)
     server = rpc.server(token=own.token)
     run_service_pb2_grpc.add_RunServiceServicer_to_server(RunService(launcher), server)

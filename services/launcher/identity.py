@@ -1,7 +1,8 @@
 """Who is who in a run: its token, its CA, and a certificate for each of its services.
 
 The CA's key signs once and is forgotten: nobody can add a member to a run later, and nothing that
-is stored could. Everything lies in runs/.identity/RUN_ID/, for its owner alone.
+is stored could. Everything lies in runs/.identity/RUN_ID/, for its owner alone. The launcher has
+one too, for whoever asks it for runs.
 """
 
 import os
@@ -18,6 +19,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from services.common import log
+from services.common.errors import ConfigError
 from services.common.tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, Tls
 from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT
 
@@ -25,10 +28,16 @@ LAUNCHER = "launcher"
 CLIENT = "client"
 MEMBERS = (LAUNCHER, GATEWAY, LEARNER, ROLLOUT)
 VALID = timedelta(days=60)
+# No run's id begins so: what ends a run cannot take this for its remains.
+OWN = "_launcher"
+# What a launcher's certificate has left, at least, when it starts: it is not exchanged while it
+# serves, and would lock out the clients of runs that last longer.
+_LEFT = timedelta(days=30)
 # Machines whose clocks are behind are members too.
 _SKEW = timedelta(minutes=5)
 _FOLDER = ".identity"
 _TOKEN_FILE = "token"
+_log = log.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +62,26 @@ def mint_run(
     return RunIdentity(run_id, secrets.token_urlsafe(32), members)
 
 
-def mint_launcher() -> RunIdentity:
-    """For a launcher that serves RunService beyond loopback, and the clients of launcher.json."""
-    return mint_run(LAUNCHER, (LAUNCHER, CLIENT))
+def of_launcher(runs: Path, *, now: datetime | None = None) -> RunIdentity:
+    """The launcher's own, and that of the clients of launcher.json, of which there are copies: the
+    stored one, or a new one where there is none or it has not long to go. Raises ConfigError.
+
+    Only for who holds the lock of the folder.
+    """
+    now = now or datetime.now(UTC)
+    try:
+        known = load_run(runs, OWN)
+        if known is not None and _end(known) - now >= _LEFT:
+            return known
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"the launcher's identity cannot be read ({error}): remove {folder_of(runs, OWN)}, and"
+            " copy runs/launcher.json again to wherever there is a copy of it"
+        ) from error
+    minted = mint_run(OWN, (LAUNCHER, CLIENT), now=now)
+    store_run(runs, minted)
+    _log.info("new certificates: copy launcher.json again", until=f"{now + VALID:%Y-%m-%d}")
+    return minted
 
 
 def store_run(runs: Path, identity: RunIdentity) -> None:
@@ -96,6 +122,12 @@ def remove_run(runs: Path, run_id: str) -> None:
 def folder_of(runs: Path, run_id: str) -> Path:
     """Where an identity is stored; the folder in it named as a service fits --tls-dir."""
     return runs / _FOLDER / run_id
+
+
+def _end(identity: RunIdentity) -> datetime:
+    """When its certificates end. Raises ValueError for what is none, KeyError where one is gone."""
+    shown = (identity.tls(member).certificate for member in (LAUNCHER, CLIENT))
+    return min(x509.load_pem_x509_certificate(each).not_valid_after_utc for each in shown)
 
 
 def _read(folder: Path, run_id: str) -> Tls:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import socket
 import stat
 import sys
 from collections.abc import AsyncGenerator
@@ -25,6 +26,7 @@ from services.launcher.ports import NO_HOOKS
 from services.launcher.store import Store
 from tests.common.outsiders import RUN, beyond_loopback, member, outsiders, run
 from tests.contract.everything import of_service, refusals
+from tests.launcher.test_giving_up import cli
 
 
 @asynccontextmanager
@@ -69,6 +71,30 @@ async def test_launcher_json_lets_its_reader_in_and_nobody_else(tmp_path: Path) 
             async with channel:
                 codes = await refusals(channel, rpcs, token=token)
             assert codes == {each.path: grpc.StatusCode.UNAUTHENTICATED for each in rpcs}
+
+
+def a_port() -> int:
+    """That nobody has at present."""
+    with socket.socket() as probe:
+        probe.bind(("0.0.0.0", 0))
+        return int(probe.getsockname()[1])
+
+
+async def test_a_copy_of_launcher_json_is_good_for_the_launchers_after_it(tmp_path: Path) -> None:
+    served = ("--listen", f"0.0.0.0:{a_port()}", "--advertise", beyond_loopback())
+    async with launcher(tmp_path, *served) as killed:
+        await address_of(tmp_path)
+        copy = (tmp_path / "launcher.json").read_text()
+        killed.kill()
+        await killed.wait()
+    async with launcher(tmp_path, *served):
+        await address_of(tmp_path)
+        async with cli(copy, "cancel", "mine") as process:
+            told, _ = await asyncio.wait_for(process.communicate(), 30)
+    assert (process.returncode, told.decode()) == (
+        0,
+        "no run was begun by mine, and none will be\n",
+    )
 
 
 async def test_on_loopback_launcher_json_holds_no_certificate(tmp_path: Path) -> None:

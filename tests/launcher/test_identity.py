@@ -2,6 +2,7 @@
 
 import os
 import stat
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from services.common.auth import check_token
 from services.common.errors import ConfigError
 from services.common.tls import read_tls
 from services.launcher import identity
+from services.launcher.adopt import RUN_ID
 
 
 def test_every_service_gets_a_certificate_in_its_own_name() -> None:
@@ -85,3 +87,45 @@ def test_the_longest_run_id_still_has_a_certificate(tmp_path: Path) -> None:
     tls.check_is("learner", run_id)
     with pytest.raises(ConfigError, match="is that of learner"):
         tls.check_is("rollout", run_id)
+
+
+def test_a_launcher_is_known_by_the_same_after_every_restart_of_a_month(tmp_path: Path) -> None:
+    began = datetime.now(UTC)
+    minted = identity.of_launcher(tmp_path, now=began)
+    assert identity.of_launcher(tmp_path, now=began + timedelta(days=30, minutes=-1)) == minted
+    path = tmp_path / ".identity" / identity.OWN / "token"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_launcher_that_starts_has_a_month_before_its_certificate_ends(tmp_path: Path) -> None:
+    began = datetime.now(UTC)
+    minted = identity.of_launcher(tmp_path, now=began)
+    later = began + timedelta(days=30, minutes=1)
+    renewed = identity.of_launcher(tmp_path, now=later)
+    assert renewed.token != minted.token
+    assert renewed.tls("client").ca != minted.tls("client").ca
+    assert identity.of_launcher(tmp_path, now=later) == renewed
+
+
+@pytest.mark.parametrize("spoilt", ["launcher/cert.pem", "client/key.pem", "client"])
+def test_a_launchers_identity_that_cannot_be_read_is_refused_by_its_folder(
+    tmp_path: Path, spoilt: str
+) -> None:
+    identity.of_launcher(tmp_path)
+    folder = identity.folder_of(tmp_path, identity.OWN)
+    path = folder / spoilt
+    if spoilt == "launcher/cert.pem":
+        path.write_text("")
+    else:
+        path.rename(tmp_path / "away")
+    with pytest.raises(ConfigError, match=f"remove {folder}, and copy runs/launcher.json again"):
+        identity.of_launcher(tmp_path)
+
+
+def test_no_run_has_the_id_under_which_the_launchers_identity_is_kept(tmp_path: Path) -> None:
+    assert RUN_ID.fullmatch(identity.OWN) is None
+    minted = identity.of_launcher(tmp_path)
+    for run_id in ("launcher", "client", "launcher-20261122-101500"):
+        identity.store_run(tmp_path, identity.mint_run(run_id))
+        identity.remove_run(tmp_path, run_id)
+    assert identity.of_launcher(tmp_path) == minted
