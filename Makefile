@@ -10,7 +10,7 @@ OPENENV := .venv-openenv
 SKY := .venv-sky
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-full test-sky lint lint-workflows format proto bench setup openenv sky clean
+.PHONY: help demo test test-full test-sky lint lint-workflows format proto bench setup openenv sky sky-clouds clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -50,6 +50,13 @@ $(SKY)/.installed: requirements/sky.txt pyproject.toml
 	@echo "Installing pinned packages into $(SKY)"
 	@$(SKY)/bin/python -m pip --disable-pip-version-check install -qq --no-deps -r requirements/sky.txt
 	@$(SKY)/bin/python -m pip --disable-pip-version-check install -qq --no-deps -e .
+	@touch $@
+
+sky-clouds: $(SKY)/.clouds  ## add what SkyPilot needs for clouds beyond Lambda and Slurm
+
+$(SKY)/.clouds: requirements/sky-clouds.txt $(SKY)/.installed
+	@echo "Installing what SkyPilot needs for more clouds into $(SKY)"
+	@$(SKY)/bin/python -m pip --disable-pip-version-check install -qq --no-deps -r requirements/sky-clouds.txt
 	@touch $@
 
 demo: $(STAMP)  ## train a tiny policy on three tool-use environments (about 5 minutes)

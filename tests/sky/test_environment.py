@@ -25,9 +25,16 @@ def test_the_extra_and_the_pinned_environments_have_one_skypilot() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     [extra] = project["optional-dependencies"]["sky"]
     version = extra.split("==")[1]
+    assert project["optional-dependencies"]["sky-clouds"][0].split("==")[1] == version
     assert pins(ROOT / "requirements/sky.txt")["skypilot"] == version
     for path in (ROOT / "tests/sky").glob("requirements-*.txt"):
         assert pins(path)["skypilot"] == version, path
+
+
+def test_more_clouds_change_nothing_of_the_environment_that_is_tested() -> None:
+    more = pins(ROOT / "requirements/sky-clouds.txt")
+    assert {"boto3", "kubernetes", "nebius", "oci", "runpod", "vastai-sdk"} <= set(more)
+    assert not set(more) & set(pins(ROOT / "requirements/sky.txt"))
 
 
 def test_skypilots_environment_has_the_protobuf_that_it_needs_and_no_tensors() -> None:

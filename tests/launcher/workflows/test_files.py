@@ -1,6 +1,7 @@
 """What the workflows say, without a runner."""
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -58,19 +59,21 @@ def test_every_action_is_pinned_to_a_commit_and_keeps_no_credentials(path: Path)
             assert step["with"]["persist-credentials"] is False
 
 
+def asked() -> dict[str, Any]:
+    """The inputs of the training workflow. YAML 1.1 reads `on` as true."""
+    return train()[True]["workflow_dispatch"]["inputs"]
+
+
 def test_the_training_workflow_takes_what_it_is_known_to_take() -> None:
-    workflow = train()
-    assert workflow["name"] == "Fleet Task Training (SkyPilot)"
-    # YAML 1.1 reads `on` as true.
-    asked = workflow[True]["workflow_dispatch"]["inputs"]
-    assert set(asked) == INPUTS
-    assert all("default" in each for each in asked.values())
+    assert train()["name"] == "Fleet Task Training (SkyPilot)"
+    assert set(asked()) == INPUTS
+    assert all("default" in each for each in asked().values())
 
 
 def test_every_spec_that_may_be_chosen_is_there() -> None:
-    asked = train()[True]["workflow_dispatch"]["inputs"]["task_name"]
-    assert asked["default"] in asked["options"]
-    for name in asked["options"]:
+    task_name = asked()["task_name"]
+    assert task_name["default"] in task_name["options"]
+    for name in task_name["options"]:
         assert (ROOT / f"deploy/runs/{name}.toml").is_file()
 
 
@@ -91,8 +94,8 @@ def test_every_input_reaches_the_step_that_submits_and_is_read() -> None:
     text = " ".join(str(value) for value in submit["env"].values())
     assert {name for name in INPUTS if f"inputs.{name} " in text} == INPUTS
     variables = {name for name, value in submit["env"].items() if "inputs." in value}
-    # wandb's key goes to whatever runs.
-    assert unread(submit, variables | {"CHECKPOINT_REMOTE"}) == {"WANDB_API_KEY"}
+    assert submit["env"]["SLACK_CHANNEL"] == "${{ vars.SLACK_CHANNEL }}"
+    assert unread(submit, variables | {"CHECKPOINT_REMOTE", "SLACK_CHANNEL"}) == set()
 
 
 def test_every_secret_reaches_the_step_that_needs_it_and_no_other() -> None:
@@ -102,6 +105,14 @@ def test_every_secret_reaches_the_step_that_needs_it_and_no_other() -> None:
     assert of_runs | of_clouds == SECRETS
     assert of_runs & of_clouds == {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
     assert unread(named_step("credentials"), of_clouds) == set()
+
+
+def test_sdks_of_every_cloud_that_may_be_chosen_are_installed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [project["optional-dependencies"][name][0] for name in ("sky", "sky-clouds")]
+    known = set(re.findall(r"[a-z]+", " ".join(extras)))
+    assert set(asked()["cloud"]["options"]) - {"any", "spec"} <= known
+    assert "sky sky-clouds" in named_step("install")["run"]
 
 
 def test_a_cancelled_job_cancels_its_run() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -19,6 +20,7 @@ from services.common.config import load_spec
 from services.launcher import address_file, plan
 from services.launcher.runs import RunState
 from services.launcher.store import Store, StoredRun
+from services.learner.metrics.config import TrackingConfig
 from services.learner.sampling.config import SelectConfig
 from tests.launcher.harness import left_running, spec
 
@@ -241,6 +243,24 @@ async def test_clouds_and_the_run_to_go_on_with_are_asked_for_by_name(tmp_path: 
     text = await asyncio.to_thread(load_spec, tmp_path / "job/deploy/runs/fake.toml", overrides)
     config = plan.read_spec(json.dumps(text)).config
     assert (config.backend, config.sky.cloud) == ("sky", "lambda")
+
+
+@pytest.mark.parametrize("disabled", ["true", "false"])
+async def test_people_are_told_where_the_repository_says(tmp_path: Path, disabled: str) -> None:
+    given = {"SLACK_CHANNEL": "#fleet-runs", "WANDB_API_KEY": "key-of-wandb"}
+    asked = await arguments_of(tmp_path, DISABLE_SLACK=disabled, **given)
+    assert "key-of-wandb" not in " ".join(asked)
+    overrides = [each for each in asked if re.match(r"--(launcher|learner)\.", each)]
+    text = await asyncio.to_thread(load_spec, tmp_path / "job/deploy/runs/fake.toml", overrides)
+    told = TrackingConfig.model_validate(text["learner"]["tracking"])
+    assert told.backends == ("jsonl", "console", "wandb")
+    notify = plan.read_spec(json.dumps(text)).config.notify
+    assert (notify.slack.channel, notify.disable_slack) == ("#fleet-runs", disabled == "true")
+
+
+async def test_who_gives_neither_a_channel_nor_a_key_is_told_nothing(tmp_path: Path) -> None:
+    asked = await arguments_of(tmp_path)
+    assert not [each for each in asked if "slack" in each or "tracking" in each]
 
 
 async def test_what_is_typed_into_a_form_is_never_run(tmp_path: Path) -> None:
