@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from services.learner.checkpoints.remote_layout import stamps
 from tests.faults import harness
 from tests.sky.box.layout import ROOT, SERVICES_PYTHON
 from tests.sky.sdk import launch, logs
@@ -33,7 +34,7 @@ def made(sky_session: SkySession) -> Iterator[Path]:
 
 def write_spec(made: Path) -> Path:
     """Where the node reads it too; as it is, each service would get a machine of its own."""
-    wish = harness.spec(made / "policy", made / "tasks.json", steps=2)
+    wish = harness.spec(made / "policy", made / "tasks.json", steps=3)
     wish["name"] = "solo"
     del wish["learner"]["eval"]
     machines = {name: {"ordered": [_NODE]} for name in ("learner", "env_gateway", "rollout")}
@@ -47,15 +48,17 @@ def write_spec(made: Path) -> Path:
     return path
 
 
-def test_a_plain_launch_trains_all_steps_on_the_chosen_tasks(
+def test_a_plain_launch_trains_all_steps_on_the_chosen_tasks_and_keeps_the_model(
     sky_session: SkySession, made: Path, tmp_path: Path
 ) -> None:
     sky: Any = import_module("sky")
-    plan = ("plan", str(write_spec(made)), "--one-machine", "--out", str(tmp_path))
+    plan = ("plan", str(write_spec(made)), "--learner.steps=2", "--one-machine")
     flotilla = (sys.executable, "-m", "services.launcher.cli")
-    subprocess.run((*flotilla, *plan), cwd=ROOT, check=True, capture_output=True)
+    command = (*flotilla, *plan, "--out", str(tmp_path))
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     choices = [
         ("MAX_TASKS", "8"),
+        ("CHECKPOINT_REMOTE", f"file://{made / 'uploads'}"),
         ("FLOTILLA_TEST_TASKS", str(made / "tasks.json")),
         ("OMP_NUM_THREADS", "1"),
     ]
@@ -71,5 +74,8 @@ def test_a_plain_launch_trains_all_steps_on_the_chosen_tasks(
         sky.get(sky.down("solo"))
     assert status.name == "SUCCEEDED", shown
     assert "step 2/2" in shown, shown
+    # The machine is gone; the model is not.
+    [manifests] = (made / "uploads").glob("solo-*/manifests")
+    assert stamps(path.name for path in manifests.iterdir())[-1].step == 2
     assert wish["learner"]["select"] == {"max_tasks": 8}
     sky_session.box.until("the job's end", lambda: not sky_session.box.jobs())

@@ -1,6 +1,7 @@
 """`flotilla plan`: what a spec would start, where, and for how much; nothing is started."""
 
 import asyncio
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,11 @@ from services.launcher.ports import BackendError, Launch
 from services.launcher.runs import LEARNER, ROLLOUT, SERVICES, Key
 from services.launcher.sky import candidates, offers, tasks
 from services.launcher.sky.code import FOLDER
-from services.launcher.sky.whole import whole_run
+from services.launcher.sky.whole import REMOTE, whole_run
 
 OK, BAD_SPEC = 0, 2
 # Stands for the launcher in names: files are the same wherever they are made.
 _OWNER = "run"
-_HEAD = "# Made by: flotilla plan {spec}{flag} --out {folder}\n"
 
 
 def plan(
@@ -33,7 +33,7 @@ def plan(
         _refuse_wishes(read)
         asyncio.run(preflight.check(read))
         _print_machine(read) if one_machine else _print_services(read, runs)
-        found = files(path, spec, read, runs, one_machine=one_machine)
+        found = files(path, spec, read, runs, overrides, one_machine=one_machine)
     except (ConfigError, BadSpecError, BackendError) as error:
         print(f"error: {error}")
         return BAD_SPEC
@@ -41,22 +41,36 @@ def plan(
         for name, text in found.items():
             print(f"\n# {name}\n{text}", end="")
         return OK
-    flag = " --one-machine" if one_machine else ""
+    head = header(path, overrides, out, one_machine=one_machine)
     out.mkdir(parents=True, exist_ok=True)
     for name, text in found.items():
-        head = _HEAD.format(spec=path, flag=flag, folder=out)
         (out / name).write_text(f"{head}{text}", encoding="utf-8")
         print(f"wrote {out / name}")
     return OK
 
 
+def header(path: Path, overrides: Sequence[str], out: Path, *, one_machine: bool) -> str:
+    """The comment that a file begins with: the command that makes it again."""
+    flag = ("--one-machine",) if one_machine else ()
+    words = ("flotilla", "plan", str(path), *overrides, *flag, "--out", str(out))
+    # A value may have lines.
+    return "".join(f"# {line}\n" for line in f"Made by: {shlex.join(words)}".splitlines())
+
+
 def files(
-    path: Path, spec: dict[str, Any], read: Plan, runs: Path, *, one_machine: bool
+    path: Path,
+    spec: dict[str, Any],
+    read: Plan,
+    runs: Path,
+    overrides: Sequence[str] = (),
+    *,
+    one_machine: bool,
 ) -> dict[str, str]:
-    """SkyPilot's task files by name. Further replicas of a service differ from its first in their
-    number alone."""
+    """SkyPilot's task files by name; `spec` and `read` have the overrides. Further replicas of a
+    service differ from its first in their number alone."""
     if one_machine:
-        return {f"{read.name}.yaml": offers.dump([whole_run(str(path), spec, read.config)])}
+        task = whole_run(str(path), spec, read.config, overrides)
+        return {f"{read.name}.yaml": offers.dump([task])}
     site = _offerer().site(_launch(read, runs, (SERVICES[0], 0)), runs / read.name / FOLDER)
     members = (ROLLOUT,) if read.config.sky.mode == "group" else SERVICES
     texts = {f"{read.name}-{m}.yaml": offers.dump([tasks.task(site, (m, 0))]) for m in members}
@@ -74,12 +88,12 @@ def _refuse_wishes(read: Plan) -> None:
 
 
 def _print_machine(read: Plan) -> None:
-    machines = read.config.sky.learner
+    machines = candidates.machines_of(read.config.sky, LEARNER)
     price = prices().cheapest(machines)
     shown = ", or ".join(tasks.describe(machine) for machine in machines.candidates)
     print(f"{read.name}: all services on one machine: {shown}; {_dollars(price)}")
     if lost := offers.unkept(read.spec.get(LEARNER, {}), read.config):
-        print(f"warning: {lost}; {offers.KEEP}")
+        print(f"warning: {lost}; {offers.KEEP}, or launch with --env {REMOTE}=s3://BUCKET/PREFIX")
 
 
 def _print_services(read: Plan, runs: Path) -> None:

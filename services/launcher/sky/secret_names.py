@@ -15,7 +15,8 @@ IDENTITY = (TOKEN_VARIABLE, TLS_VARIABLE)
 _FLEET_DEFAULT, _WANDB = "FLEET_API_KEY", "WANDB_API_KEY"
 # Backends whose `api_key_env` is that unless the spec says otherwise.
 _AT_FLEET = ("fleet", "fleet_openenv")
-_STORES = (
+# What a store may want, none of it for certain.
+STORES = (
     *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
     "FLOTILLA_REMOTE_OPTIONS",
 )
@@ -24,7 +25,7 @@ _HUB = "HF_TOKEN"
 OWNERS: Mapping[str, tuple[str, ...]] = {
     _FLEET_DEFAULT: (GATEWAY,),
     _WANDB: (LEARNER,),
-    **dict.fromkeys(_STORES, (LEARNER,)),
+    **dict.fromkeys(STORES, (LEARNER,)),
     _HUB: (LEARNER, ROLLOUT),
 }
 _VARIABLE = re.compile(r"\$([A-Z][A-Z0-9_]*)")
@@ -45,7 +46,7 @@ def if_set(spec: Mapping[str, Any], service: str) -> tuple[str, ...]:
     """Further names, of what the service's machine gets where the launcher has it: a store may be
     open by other means, and a model to everybody."""
     checkpoint: Mapping[str, Any] = spec.get(LEARNER, {}).get("checkpoint") or {}
-    named = (*_STORES,) if checkpoint.get("remote") else ()
+    named = (*STORES,) if checkpoint.get("remote") else ()
     if _is_at_hub(spec):
         named = (*named, _HUB)
     return tuple(name for name in named if service in OWNERS[name])

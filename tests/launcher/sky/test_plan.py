@@ -170,9 +170,10 @@ def test_a_plan_warns_of_a_model_that_nobody_would_have(
     spec = Path("deploy/runs/local.toml")
     assert command.plan(spec, _RUNS, [change], None, one_machine=one_machine) == 0
     printed = capsys.readouterr().out
-    told = [line for line in printed.splitlines() if "learner.checkpoint.remote is not set" in line]
+    warning = "warning: learner.checkpoint.remote is not set"
+    told = [line for line in printed.splitlines() if line.startswith(warning)]
     assert len(told) == bool(lost)
-    assert all(line.startswith("warning: ") and lost in line for line in told)
+    assert all(lost in line for line in told)
     assert all("set it to a URL that machines reach" in line for line in told)
 
 

@@ -1,6 +1,8 @@
-"""What `sky launch --env` chooses of a whole run on one machine, from its script to the learner."""
+"""What a whole run on one machine is told: by the overrides of its plan, and by `sky launch --env`;
+from its script to the learner."""
 
 import os
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,21 +13,24 @@ from typer.testing import CliRunner
 
 from services.common.config import load_spec
 from services.launcher import cli
-from services.launcher.console import train
+from services.launcher.console import plan, train
+from services.launcher.plan import Plan
 from services.learner.sampling.config import SelectConfig
 
 ROOT = Path(__file__).parents[3]
 FILE = ROOT / "deploy/sky/openenv-fleet-grpo.yaml"
 
 
-def arguments_of(tmp_path: Path, **chosen: str) -> list[str]:
-    """What the task's script calls `flotilla` with, run as the machine runs it."""
-    task = yaml.safe_load(FILE.read_text())
+def started(
+    tmp_path: Path, chosen: dict[str, str], file: Path = FILE
+) -> subprocess.CompletedProcess[str]:
+    """The task's script, run as the machine runs it, by an interpreter that says its arguments."""
+    task = yaml.safe_load(file.read_text())
     python = tmp_path / ".venv/bin/python"
     python.parent.mkdir(parents=True)
     python.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
     python.chmod(0o755)
-    done = subprocess.run(
+    return subprocess.run(
         ("bash", "-c", task["run"]),
         cwd=tmp_path,
         env={"PATH": os.environ["PATH"], **task["envs"], **chosen},
@@ -33,24 +38,52 @@ def arguments_of(tmp_path: Path, **chosen: str) -> list[str]:
         capture_output=True,
         text=True,
     )
-    option, module, *arguments = done.stdout.split("\0")[:-1]
+
+
+def arguments_of(tmp_path: Path, file: Path = FILE, /, **chosen: str) -> list[str]:
+    """What the task's script calls `flotilla` with."""
+    option, module, *arguments = started(tmp_path, chosen, file).stdout.split("\0")[:-1]
     assert (option, module) == ("-m", "services.launcher.cli")
     return arguments
 
 
-def selected(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> SelectConfig:
-    """What the learner makes of it, after the command line's own parser."""
-    found: list[dict[str, Any]] = []
+def planned(out: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> Path:
+    """The file that the command writes with overrides."""
 
-    def take(path: Path, runs: Path, overrides: list[str], *, resume: bool, run_id: str) -> int:
-        found.append(load_spec(ROOT / path, overrides))
+    async def content(_: Plan) -> None:
+        """Asking the services takes seconds."""
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(plan.preflight, "check", content)
+    words = ("plan", "deploy/runs/openenv-fleet-grpo.toml", "--one-machine", "--out", str(out))
+    result = CliRunner().invoke(cli.app, [*words, *overrides])
+    assert result.exit_code == 0, result.output
+    return out / FILE.name
+
+
+def asked(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> tuple[dict[str, Any], str | None]:
+    """The spec of the run, and the run to resume, after the command line's own parser."""
+    found: list[tuple[dict[str, Any], str | None]] = []
+
+    def take(
+        path: Path, runs: Path, overrides: list[str], *, resume: bool, run_id: str | None
+    ) -> int:
+        assert resume == (run_id is not None)
+        found.append((load_spec(ROOT / path, overrides), run_id))
         return 0
 
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(train, "train", take)
     result = CliRunner().invoke(cli.app, arguments)
     assert result.exit_code == 0, result.output
-    return SelectConfig.model_validate(found[0]["learner"]["select"])
+    return found[0]
+
+
+def selected(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> SelectConfig:
+    """What the learner makes of it."""
+    return SelectConfig.model_validate(asked(arguments, monkeypatch)[0]["learner"]["select"])
 
 
 @pytest.mark.parametrize("version", ["0.3", "3", "true", "2026-01-31", "v1.2", "v'1"])
@@ -75,3 +108,76 @@ def test_the_choices_come_to_the_learner_and_none_of_them_is_run(
         data_version="$(touch pwned)`touch pwned`; touch pwned; ",
     )
     assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/prefix", "file:///a b'$(touch pwned)`touch pwned`"])
+def test_where_the_model_is_kept_is_chosen_at_the_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    spec, _ = asked(arguments_of(tmp_path, CHECKPOINT_REMOTE=url), monkeypatch)
+    assert spec["learner"]["checkpoint"]["remote"] == url
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_keys_of_a_store_are_named_and_may_be_left_out() -> None:
+    secrets = yaml.safe_load(FILE.read_text())["secrets"]
+    assert secrets["AWS_ACCESS_KEY_ID"] == secrets["AWS_SECRET_ACCESS_KEY"] == ""
+
+
+@pytest.mark.parametrize(
+    ("chosen", "told"),
+    [
+        ({}, True),
+        ({"RESUME_RUN_NAME": "openenv-fleet-grpo-1"}, True),
+        ({"CHECKPOINT_REMOTE": "s3://bucket/prefix"}, False),
+        ({"RESUME_RUN_NAME": "s3://bucket/prefix/openenv-fleet-grpo-1"}, False),
+    ],
+)
+def test_a_run_of_which_nothing_is_kept_says_so_at_its_start(
+    tmp_path: Path, chosen: dict[str, str], told: bool
+) -> None:
+    said = started(tmp_path, chosen).stderr
+    assert ("all checkpoints go with the learner's machine; to keep them" in said) == told
+    assert ("launch with --env CHECKPOINT_REMOTE=" in said) == told
+
+
+def test_the_overrides_of_a_plan_are_those_of_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evil = '--env_gateway.backends.fleet.team="$(touch pwned) `touch pwned`"'
+    remote = "--learner.checkpoint.remote=s3://bucket/prefix"
+    cloud = "--launcher.sky.cloud=lambda"
+    file = planned(tmp_path / "out", monkeypatch, "--learner.steps=7", remote, evil, cloud)
+    done = started(tmp_path / "machine", {}, file)
+    spec, _ = asked(done.stdout.split("\0")[2:-1], monkeypatch)
+    assert spec["learner"]["steps"] == 7
+    assert spec["learner"]["checkpoint"]["remote"] == "s3://bucket/prefix"
+    assert spec["env_gateway"]["backends"]["fleet"]["team"] == "$(touch pwned) `touch pwned`"
+    assert spec["launcher"]["backend"] == "local"
+    assert done.stderr == ""
+    machines = yaml.safe_load(file.read_text())["resources"]["any_of"]
+    assert {machine["infra"] for machine in machines} == {"lambda"}
+
+
+def test_what_a_launch_chooses_goes_before_the_overrides_of_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = ("--learner.select.max_tasks=5", "--learner.steps=7")
+    file = planned(tmp_path / "out", monkeypatch, *overrides)
+    chosen = {"MAX_TASKS": "100", "RESUME_RUN_NAME": "openenv-fleet-grpo-1"}
+    spec, resumed = asked(arguments_of(tmp_path / "machine", file, **chosen), monkeypatch)
+    assert (spec["learner"]["select"]["max_tasks"], spec["learner"]["steps"]) == (100, 7)
+    assert resumed == "openenv-fleet-grpo-1"
+
+
+def test_the_first_line_of_a_file_is_the_command_that_makes_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quoted = "--learner.checkpoint.remote=file:///a b's"
+    file = planned(tmp_path, monkeypatch, "--learner.steps=7", quoted)
+    made = file.read_text()
+    file.unlink()
+    program, *words = shlex.split(made.splitlines()[0].removeprefix("# Made by: "))
+    assert program == "flotilla"
+    assert CliRunner().invoke(cli.app, words).exit_code == 0
+    assert file.read_text() == made
