@@ -4,6 +4,8 @@
 #   docker run -v "$PWD:/work" -e FLOTILLA_TOKEN -e FLEET_API_KEY flotilla-env-gateway \
 #       --config deploy/runs/openenv-fleet-grpo.toml --run-id RUN
 #
+# /work, where runs/ is kept, must be writable by user 10001; or add --user "$(id -u):$(id -g)".
+#
 # Beyond loopback it demands TLS: mount the certificates of the run and say where it is reached,
 # -v DIR:/run/flotilla/tls:ro ... --tls-dir /run/flotilla/tls --listen 0.0.0.0:50051 --advertise HOST
 #
@@ -29,10 +31,15 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends bubblewrap \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --uid 10001 --create-home flotilla \
+    && chmod 777 /home/flotilla \
     && install --directory --owner flotilla /work /run/flotilla
 COPY --from=build /opt/flotilla /opt/flotilla
+# By --user somebody comes whom the image does not know: these are the name and the home to go by.
 # What is installed here counts, not what is mounted in /work.
-ENV PYTHONSAFEPATH=1 \
+ENV HOME=/home/flotilla \
+    USER=flotilla \
+    LOGNAME=flotilla \
+    PYTHONSAFEPATH=1 \
     PYTHONUNBUFFERED=1
 USER 10001
 WORKDIR /work

@@ -1,12 +1,18 @@
 # The launcher with SkyPilot, and the `flotilla` command. From the repository's folder:
 #
 #   docker build -f deploy/docker/launcher.Dockerfile -t flotilla-launcher .
-#   docker run --name launcher --network host -v "$PWD:/work" -v "$HOME/.sky:/home/flotilla/.sky" \
-#       -e SKYPILOT_API_SERVER_ENDPOINT -e FLEET_API_KEY flotilla-launcher
-#   docker exec launcher flotilla train deploy/runs/qwen3-8b.toml --launcher.backend=sky
+#   docker run --name launcher --network host --user "$(id -u):$(id -g)" \
+#       -v "$PWD:$PWD" --workdir "$PWD" -v "$HOME/.sky:/home/flotilla/.sky" \
+#       -e SKYPILOT_API_SERVER_ENDPOINT -e FLEET_API_KEY \
+#       -e AWS_ACCESS_KEY_ID -e AWS_SECRET_ACCESS_KEY \
+#       flotilla-launcher --listen 0.0.0.0:7000 --advertise launcher.example.org
+#   docker exec launcher flotilla train deploy/runs/qwen3-8b.toml --launcher.backend=sky \
+#       --learner.checkpoint.remote=s3://BUCKET/PREFIX
 #
-# /work is the repository, whose commit the machines get, and where runs/ is kept; its owner must be
-# user 10001, or add --user. On the host's network, because the machines call the launcher.
+# The folder is the repository, whose commit the machines get, and where runs/ is kept; --user is who
+# may write it. It has the same path here as outside: an API server of this host, such as
+# http://127.0.0.1:46580, is not sent the code of a run but looks for it there. On the host's network,
+# because the machines call the launcher.
 
 FROM python:3.11.14-slim-bookworm AS build
 WORKDIR /src
@@ -27,18 +33,24 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends curl git openssh-client procps rsync \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --uid 10001 --create-home flotilla \
-    && install --directory --owner flotilla /work /run/flotilla
+    && chmod 777 /home/flotilla \
+    && install --directory --owner flotilla /work
 COPY --from=build /opt/flotilla /opt/flotilla
-# What is installed here counts, not what is mounted in /work; and that may be another user's, which
-# git would refuse.
-ENV PATH=/opt/flotilla/bin:$PATH \
+# By --user somebody comes whom the image does not know: these are the name and the home to go by.
+# What is installed here counts, not what is mounted; and that may be another user's, which git would
+# refuse.
+ENV HOME=/home/flotilla \
+    USER=flotilla \
+    LOGNAME=flotilla \
+    PATH=/opt/flotilla/bin:$PATH \
     GIT_CONFIG_COUNT=1 \
     GIT_CONFIG_KEY_0=safe.directory \
-    GIT_CONFIG_VALUE_0=/work \
+    GIT_CONFIG_VALUE_0=* \
     PYTHONSAFEPATH=1 \
     PYTHONUNBUFFERED=1
 USER 10001
 WORKDIR /work
+# It asks in the container's folder, where the launcher keeps runs/.
 HEALTHCHECK --interval=15s --timeout=10s --start-period=1m --retries=3 \
-    CMD ["/opt/flotilla/bin/python", "-m", "services.common.healthcheck", "--tls-dir", "/run/flotilla/tls"]
+    CMD ["/opt/flotilla/bin/python", "-m", "services.launcher.healthcheck", "--runs", "runs"]
 ENTRYPOINT ["/opt/flotilla/bin/python", "-m", "services.launcher", "--listen", "127.0.0.1:50051"]

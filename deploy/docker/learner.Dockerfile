@@ -4,6 +4,8 @@
 #   docker run --gpus all --ipc host -v "$PWD:/work" -e FLOTILLA_TOKEN flotilla-learner \
 #       --config deploy/runs/qwen3-8b.toml --run-id RUN
 #
+# /work, where runs/ is kept, must be writable by user 10001; or add --user "$(id -u):$(id -g)".
+#
 # Beyond loopback it demands TLS: mount the certificates of the run and say where it is reached,
 # -v DIR:/run/flotilla/tls:ro ... --tls-dir /run/flotilla/tls --listen 0.0.0.0:50051 --advertise HOST
 
@@ -20,10 +22,15 @@ RUN /opt/flotilla/bin/pip install --no-cache-dir --constraint requirements/gpu.t
 
 FROM python:3.11.14-slim-bookworm
 RUN useradd --uid 10001 --create-home flotilla \
+    && chmod 777 /home/flotilla \
     && install --directory --owner flotilla /work /run/flotilla
 COPY --from=build /opt/flotilla /opt/flotilla
+# By --user somebody comes whom the image does not know: these are the name and the home to go by.
 # What is installed here counts, not what is mounted in /work.
-ENV NVIDIA_VISIBLE_DEVICES=all \
+ENV HOME=/home/flotilla \
+    USER=flotilla \
+    LOGNAME=flotilla \
+    NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     PYTHONSAFEPATH=1 \
     PYTHONUNBUFFERED=1

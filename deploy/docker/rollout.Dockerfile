@@ -5,6 +5,8 @@
 #       --config deploy/runs/qwen3-8b.toml --run-id RUN \
 #       --peer learner=127.0.0.1:7001 --peer env_gateway=127.0.0.1:7002
 #
+# /work, where runs/ is kept, must be writable by user 10001; or add --user "$(id -u):$(id -g)".
+#
 # With --network host where the peers are outside, and with TLS where they are on other machines:
 # -v DIR:/run/flotilla/tls:ro ... --tls-dir /run/flotilla/tls. It needs no inbound port.
 
@@ -26,10 +28,15 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --uid 10001 --create-home flotilla \
+    && chmod 777 /home/flotilla \
     && install --directory --owner flotilla /work /run/flotilla
 COPY --from=build /opt/flotilla /opt/flotilla
+# By --user somebody comes whom the image does not know: these are the name and the home to go by.
 # What is installed here counts, not what is mounted in /work.
-ENV NVIDIA_VISIBLE_DEVICES=all \
+ENV HOME=/home/flotilla \
+    USER=flotilla \
+    LOGNAME=flotilla \
+    NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     PYTHONSAFEPATH=1 \
     PYTHONUNBUFFERED=1

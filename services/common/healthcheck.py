@@ -25,10 +25,11 @@ SERVING, NOT_SERVING, WRONG = 0, 1, 2
 PORT = 50051
 
 
-async def ask(address: str, tls: Tls | None, timeout_s: float) -> str:
-    """Why the service does not serve; empty when it does. Raises ConfigError."""
-    peer = tls.name.partition(".")[0] if tls is not None else ""
-    async with plain_channel(address, wait_for_ready=False, tls=tls, peer=peer) as channel:
+async def ask(address: str, tls: Tls | None, timeout_s: float, *, peer: str = "") -> str:
+    """Why the service does not serve; empty when it does. `peer` is whose certificate it has, if
+    `tls` is not its own. Raises ConfigError."""
+    own = tls.name.partition(".")[0] if tls is not None else ""
+    async with plain_channel(address, wait_for_ready=False, tls=tls, peer=peer or own) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         try:
             answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)

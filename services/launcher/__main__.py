@@ -120,7 +120,8 @@ async def _reachable(options: Options, launcher: Launcher) -> AsyncGenerator[Non
     at = rpc.serving(server, options.listen, tls=tls, advertise=options.advertise, grace_s=1.0)
     async with at as serving:
         serving.set_serving(True)
-        with address_file.written(options.runs, serving.address, own.token, client):
+        there = (options.runs, serving.address, own.token, client)
+        with address_file.written(*there, listen=options.listen):
             yield
 
 

@@ -10,31 +10,46 @@ from pathlib import Path
 import psutil
 
 from services.common.errors import ConfigError
+from services.common.listen import joined, split
 from services.common.tls import Tls, from_text
 
 REMOTE_VARIABLE = "FLOTILLA_LAUNCHER"
 _NAME = "launcher.json"
+_HERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
     """A launcher that runs: how to reach it, and its process. `tls` is a client's, for a launcher
-    that serves beyond loopback."""
+    that serves beyond loopback; `listen` is what it was told to listen on."""
 
     address: str
     token: str
     pid: int
     tls: Tls | None = None
     elsewhere: bool = False
+    listen: str = ""
+
+    @property
+    def here(self) -> str:
+        """Where the processes beside it reach it: others may come by another machine, or through a
+        firewall."""
+        host, port = split(self.listen or self.address, "listen")
+        # Any free port is known only from the address.
+        return joined(_HERE.get(host, host), port or split(self.address, "launcher")[1])
 
 
 @contextmanager
-def written(runs: Path, address: str, token: str, tls: Tls | None = None) -> Generator[None]:
+def written(
+    runs: Path, address: str, token: str, tls: Tls | None = None, *, listen: str = ""
+) -> Generator[None]:
     """Have the file there, readable by its owner alone, for as long as the launcher serves."""
     started = psutil.Process().create_time()
     content = {"address": address, "token": token, "pid": os.getpid(), "started": started}
     if tls is not None:
         content["tls"] = tls.to_text()
+    if listen:
+        content["listen"] = listen
     path, draft = runs / _NAME, runs / f".{_NAME}.{os.getpid()}"
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
@@ -81,4 +96,6 @@ def read(runs: Path) -> Address | None:
         return None
     text = content.get("tls")
     tls = from_text(text, where=str(runs / _NAME)) if text else None
-    return Address(content["address"], content["token"], content["pid"], tls)
+    return Address(
+        content["address"], content["token"], content["pid"], tls, listen=content.get("listen", "")
+    )

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from services.launcher.__main__ import arguments
 from tests.deploy.dockerfile import Dockerfile, read
 
 ROOT = Path(__file__).parents[2]
@@ -87,13 +89,40 @@ def test_what_an_image_starts_and_asks_is_there(path: Path) -> None:
     service = path.name.removesuffix(".Dockerfile")
     entry, health = dockerfile.last("ENTRYPOINT").words, dockerfile.last("HEALTHCHECK").words
     assert python_module(entry) == f"services.{service}"
-    assert python_module(health) == "services.common.healthcheck"
+    whose = "launcher" if service == "launcher" else "common"
+    assert python_module(health) == f"services.{whose}.healthcheck"
     for words in (entry, health):
         shown = help_of(python_module(words))
         assert shown.returncode == 0, shown.stderr
         assert all(word in shown.stdout for word in words if word.startswith("--"))
-    # Where the health check asks when it is told nothing else.
-    assert entry[entry.index("--listen") + 1] in help_of(python_module(health)).stdout
+    if whose == "common":
+        # Where the health check asks when it is told nothing else.
+        assert entry[entry.index("--listen") + 1] in help_of(python_module(health)).stdout
+
+
+def test_the_launchers_health_is_asked_where_its_command_has_it_serve() -> None:
+    text = (ROOT / "deploy/docker/launcher.Dockerfile").read_text()
+    [command] = re.findall(r"docker run (.+?[^\\])\n", text, re.DOTALL)
+    words = shlex.split(command.replace("\\\n#", " "))
+    mounts = [words[index + 1] for index, word in enumerate(words) if word == "-v"]
+    # An API server of this host looks for the code outside.
+    assert "$PWD:$PWD" in mounts
+    assert words[words.index("--workdir") + 1] == "$PWD"
+    given = arguments().parse_args(words[words.index("flotilla-launcher") + 1 :])
+    assert not given.listen.startswith("127.") and given.advertise
+    health = read(ROOT / "deploy/docker/launcher.Dockerfile").last("HEALTHCHECK").words
+    assert health[health.index("--runs") + 1] == str(given.runs)
+
+
+@each_file
+def test_any_user_has_a_name_and_a_home_to_write_to(path: Path) -> None:
+    """SkyPilot and torch ask for both, and know nobody who is in no list of users."""
+    final = read(path).stages[-1]
+    words = [word for each in final if each.name == "ENV" for word in each.words]
+    variables = dict(word.split("=", 1) for word in words)
+    home = variables["HOME"]
+    assert variables["USER"] == variables["LOGNAME"] == home.rpartition("/")[2]
+    assert any(f"chmod 777 {home} " in each.text for each in final if each.name == "RUN")
 
 
 @each_file
