@@ -2,8 +2,8 @@
 
     python -m services.launcher.healthcheck --runs runs
 
-Address and certificate are those of its launcher.json: a launcher mints its own, and is given no folder
-of them. The exit codes are those of services.common.healthcheck.
+Address and certificate are those of its launcher.json: a launcher mints them, and takes no
+--tls-dir. The exit codes are those of services.common.healthcheck.
 """
 
 import argparse
