@@ -1,9 +1,6 @@
 """Asks SkyPilot's API server which clouds it may use. Runs in the launcher's environment."""
 
 import importlib
-import os
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +8,10 @@ from services.launcher.doctor.children import answer
 from services.launcher.doctor.results import Finding, fail, first_line, ok, warn
 
 _ENDPOINT_VARIABLE = "SKYPILOT_API_SERVER_ENDPOINT"
-_ENDPOINT = "http://127.0.0.1:46580"
+_SERVER_FIX = (
+    f"start it (`sky api start`), or name one that runs in {_ENDPOINT_VARIABLE} or by"
+    " `sky api login -e URL`"
+)
 _HEALTH_S = 5.0
 
 
@@ -19,10 +19,12 @@ def probe(question: Mapping[str, Any]) -> list[Finding]:
     try:
         # `sky.check` is this function or the module of that name, whatever was imported last.
         sdk: Any = importlib.import_module("sky.client.sdk")
+        server: Any = importlib.import_module("sky.server.common")
+        errors: Any = importlib.import_module("sky.exceptions")
     except ImportError as error:
         return [fail(f"SkyPilot is not installed here ({error})", "make sky")]
-    # First by hand: its SDK starts a server of its own where none answers.
-    if unreachable := _unreachable():
+    # First without the SDK, which starts a server of its own where none answers.
+    if unreachable := _unreachable(server, errors.ServerTemporarilyUnavailableError):
         return [unreachable]
     try:
         # `check` looks at each cloud anew; `enabled_clouds` would tell what it remembers.
@@ -33,14 +35,19 @@ def probe(question: Mapping[str, Any]) -> list[Finding]:
     return judge(question["wanted"], _names(enabled))
 
 
-def _unreachable() -> Finding | None:
-    endpoint = os.environ.get(_ENDPOINT_VARIABLE, _ENDPOINT).rstrip("/")
+def _unreachable(server: Any, unavailable: type[Exception]) -> Finding | None:
+    """Where SkyPilot itself would look for its server: its configuration may name another one."""
     try:
-        with urllib.request.urlopen(f"{endpoint}/api/health", timeout=_HEALTH_S):
-            return None
-    except (urllib.error.URLError, OSError, ValueError) as error:
-        fix = f"start it (`sky api start`), or set {_ENDPOINT_VARIABLE} to one that runs"
-        return fail(f"SkyPilot's API server does not answer at {endpoint}: {error}", fix)
+        health = server.make_authenticated_request(
+            "GET", "/api/health", retry=False, timeout=_HEALTH_S
+        )
+        wrong = "" if health.ok else f"{health.status_code} {health.reason}"
+    except (OSError, ValueError, unavailable) as error:
+        wrong = first_line(str(error)) or type(error).__name__
+    if not wrong:
+        return None
+    endpoint = server.redact_url_password(server.get_server_url())
+    return fail(f"SkyPilot's API server does not answer at {endpoint}: {wrong}", _SERVER_FIX)
 
 
 def _names(enabled: Any) -> set[str]:

@@ -71,6 +71,34 @@ def sections(content: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+# As SkyPilot's modules of these names, as far as the doctor asks them.
+SKYPILOT = {
+    "exceptions": "class ServerTemporarilyUnavailableError(Exception): ...",
+    "server/common": """
+import os, requests
+def get_server_url(): return os.environ["SKYPILOT_API_SERVER_ENDPOINT"]
+def redact_url_password(url): return url
+def make_authenticated_request(method, path, retry, timeout):
+    return requests.request(method, get_server_url() + path, timeout=timeout)
+""",
+    # Lambda alone may be used.
+    "client/sdk": """
+def check(clouds, verbose): return "request"
+def get(request): return {"default": {"lambda": ["compute"]}}
+""",
+}
+
+
+def skypilot(folder: Path, url: str) -> dict[str, str]:
+    """The environment in which a double of SkyPilot has its API server at `url`."""
+    for name, text in SKYPILOT.items():
+        path = folder / "sky" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    search = os.pathsep.join([str(folder), str(ROOT), str(ROOT / "gen")])
+    return {"PYTHONPATH": search, "SKYPILOT_API_SERVER_ENDPOINT": url}
+
+
 def says(result: Result, status: Status, *words: str) -> None:
     assert result.status is status, result.detail
     for word in words:

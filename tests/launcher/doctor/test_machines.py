@@ -9,14 +9,8 @@ import pytest
 from services.common.config import apply_override
 from services.launcher.doctor.results import Status
 from services.launcher.doctor.subject import Subject
-from tests.launcher.doctor.support import ROOT, double, probed, says, spec, subject
+from tests.launcher.doctor.support import double, probed, says, skypilot, spec, subject
 from tests.launcher.doctor.test_faults import larger
-
-# As SkyPilot's SDK answers where Lambda alone may be used.
-SDK = """
-def check(clouds, verbose): return "request"
-def get(request): return {"default": {"lambda": ["compute"]}}
-"""
 
 
 def rented(policy: Path, tasks: Path, folder: Path, **sky: Any) -> Subject:
@@ -35,14 +29,8 @@ def rented(policy: Path, tasks: Path, folder: Path, **sky: Any) -> Subject:
 async def test_only_candidates_at_the_one_cloud_that_the_spec_names_have_to_be_enabled(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "sky" / "client").mkdir(parents=True)
-    for name, text in (("__init__.py", ""), ("client/__init__.py", ""), ("client/sdk.py", SDK)):
-        (tmp_path / "sky" / name).write_text(text)
     with double(lambda *_: (200, {})) as url:
-        environ = {
-            "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT), str(ROOT / "gen")]),
-            "SKYPILOT_API_SERVER_ENDPOINT": url,
-        }
+        environ = skypilot(tmp_path, url)
 
         async def at(cloud: str | None) -> Any:
             about = rented(policy, tasks, tmp_path / (cloud or "any"), cloud=cloud)

@@ -4,9 +4,12 @@ import json
 import os
 import socket
 import sys
+from base64 import b64encode
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -15,6 +18,7 @@ from environments.tasks import make_task
 from services.common.arguments import TOKEN_VARIABLE
 from services.common.tls import TLS_VARIABLE
 from services.launcher.adapters.probes_sky import judge
+from services.launcher.doctor.children import ask
 from services.launcher.doctor.results import Status
 from services.launcher.identity import mint_run
 from tests.launcher.doctor.support import (
@@ -24,9 +28,12 @@ from tests.launcher.doctor.support import (
     echo_of,
     probed,
     says,
+    skypilot,
     spec,
     subject,
 )
+
+SKY_PYTHON = ROOT / ".venv-sky/bin/python"
 
 
 async def test_an_echo_of_another_run_or_with_another_token_is_told(
@@ -106,17 +113,41 @@ async def test_skypilot_that_is_not_installed_is_told_with_what_installs_it(
 async def test_an_api_server_that_does_not_answer_is_told(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "sky" / "client").mkdir(parents=True)
-    for name in ("__init__.py", "client/__init__.py", "client/sdk.py"):
-        (tmp_path / "sky" / name).write_text("")
     content = spec(policy, tasks, "launcher.backend=sky")
-    with double(lambda *_: (503, {})) as url:
-        environ = {
-            "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT), str(ROOT / "gen")]),
-            "SKYPILOT_API_SERVER_ENDPOINT": url,
-        }
+    with double(lambda *_: (401, {})) as url:
+        environ = skypilot(tmp_path, url)
         result = await probed("clouds", subject(content, tmp_path, **environ))
-    says(result, Status.FAIL, f"does not answer at {url}", "sky api start")
+    says(result, Status.FAIL, f"does not answer at {url}: 401", "sky api start")
+    away = await probed("clouds", subject(content, tmp_path, **environ))
+    says(away, Status.FAIL, f"does not answer at {url}: ", "Connection refused", "sky api login")
+
+
+@pytest.mark.skipif(not SKY_PYTHON.exists(), reason="`make sky` makes SkyPilot's environment")
+@pytest.mark.parametrize("status", [200, 503])
+async def test_the_api_server_that_skypilots_configuration_names_is_the_one_that_is_asked(
+    tmp_path: Path, status: int
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def handle(path: str, headers: Mapping[str, str], _: Any) -> tuple[int, Any]:
+        asked.append((path, headers.get("authorization", "")))
+        return status, {}
+
+    with double(handle) as url:
+        named = url.replace("//", "//ada:a-password@")
+        (tmp_path / ".sky").mkdir()
+        (tmp_path / ".sky/config.yaml").write_text(f"api_server:\n  endpoint: {named}\n")
+        environ = {name: value for name, value in os.environ.items() if "SKYPILOT" not in name}
+        environ["HOME"] = str(tmp_path)
+        # SkyPilot's client must not start a server where this one has nothing to say.
+        environ["SKYPILOT_DISABLE_LOCAL_API_SERVER"] = "1"
+        environ["SKYPILOT_DISABLE_USAGE_COLLECTION"] = "1"
+        (told,) = await ask(str(SKY_PYTHON), "probes_sky", {"wanted": {}}, environ)
+    assert asked[0] == ("/api/health", f"Basic {b64encode(b'ada:a-password').decode()}")
+    # A double of a server is well, and knows no cloud; what is said of it is SkyPilot's own.
+    wrong = "sky check failed" if status == 200 else f"at {url.replace('//', '//ada:<redacted>@')}:"
+    assert told.status is Status.FAIL and wrong in told.detail, told.detail
+    assert "a-password" not in told.detail
 
 
 def test_clouds_that_are_not_enabled_fail_where_no_candidate_is_left() -> None:
