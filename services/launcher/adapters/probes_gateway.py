@@ -15,7 +15,17 @@ from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
 from services.common import rpc
 from services.launcher.adapters.gateway_process import GatewayError, gateway
-from services.launcher.doctor.dataset import TaskFileError, env_key_of, read_tasks
+from services.launcher.doctor.dataset import (
+    FLEET_OPENENV,
+    ChooseError,
+    TaskFileError,
+    chosen,
+    comes_later,
+    env_key_of,
+    read_tasks,
+    those_of,
+)
+from services.launcher.doctor.ports import used_backends
 from services.launcher.doctor.results import (
     Finding,
     NotApplicableError,
@@ -23,13 +33,15 @@ from services.launcher.doctor.results import (
     first_line,
     ok,
 )
-from services.launcher.doctor.subject import Subject, is_made_later
+from services.launcher.doctor.subject import Subject
 from services.launcher.runs import GATEWAY, LEARNER
 
 _OPEN_S = 120.0
 _CALL_S = 30.0
 _CLOSED_S = 10.0
 _AT_ONCE = 4
+# What the gateway imports besides what the launcher does.
+_PACKAGES = ("aiohttp", "PIL")
 # Episodes that have no tools: what the policy answers to the prompt is graded.
 _SINGLE_TURN = "single_turn"
 _BACKEND = "correct env_gateway.backends or the task; `flotilla env try` shows more"
@@ -38,8 +50,8 @@ _BACKEND = "correct env_gateway.backends or the task; `flotilla env try` shows m
 async def tools(subject: Subject) -> list[Finding]:
     subject.section(GATEWAY)
     tasks = await _canaries(subject)
+    command = (_interpreter(subject), "-m", "services.env_gateway")
     lines: list[str] = []
-    command = (subject.interpreter(), "-m", "services.env_gateway")
     with tempfile.TemporaryDirectory(prefix="flotilla-doctor-") as folder:
         spec = Path(folder) / "spec.json"
         spec.write_text(subject.plan.text)
@@ -52,17 +64,32 @@ async def tools(subject: Subject) -> list[Finding]:
             return [fail(_short(str(error)), "correct [env_gateway], or install what it lacks")]
 
 
+def _interpreter(subject: Subject) -> str:
+    """The gateway's own packages are enough for it, but not for what backends start beside it.
+    Raises UnprobedError."""
+    backends = subject.section(GATEWAY)["backends"]
+    for name in sorted(used_backends(subject)) if subject.python is None else ():
+        if name == FLEET_OPENENV or (backends.get(name) or {}).get("command"):
+            raise subject.unprobed(f"env_gateway.backends.{name} starts processes of its packages")
+    return subject.interpreter(*_PACKAGES)
+
+
 async def _canaries(subject: Subject) -> dict[str, Mapping[str, Any]]:
-    """The first task of each environment in the training tasks."""
-    path = subject.section(LEARNER)["tasks"]
-    if is_made_later(subject, path):
-        raise NotApplicableError(f"{path} is made by [[prepare]] first")
+    """Of the training tasks that the run uses, the first of each environment: an instance costs
+    money, and so none is made of an environment that the run leaves alone."""
+    section = subject.section(LEARNER)
+    path = section["tasks"]
+    if later := comes_later(subject, path):
+        raise NotApplicableError(later)
     try:
         tasks = await asyncio.to_thread(read_tasks, Path(path))
-    except TaskFileError as error:
+        keys, wrong = (await chosen(subject, section, [path]))[path]
+    except (TaskFileError, ChooseError) as error:
         raise NotApplicableError(f"there is no task to open: {error}") from error
+    if wrong:
+        raise NotApplicableError(f"there is no task to open: {wrong}")
     found: dict[str, Mapping[str, Any]] = {}
-    for task in tasks:
+    for task in those_of(tasks, keys):
         found.setdefault(env_key_of(task), task)
     return found
 

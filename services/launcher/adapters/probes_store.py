@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from services.launcher.doctor.children import answer
-from services.launcher.doctor.results import Finding, fail, first_line, ok
+from services.launcher.doctor.results import Finding, fail, first_line, ok, warn
 
 # JSON with options that a spec must not hold, as the learner reads it.
 _OPTIONS_VARIABLE = "FLOTILLA_REMOTE_OPTIONS"
@@ -20,12 +20,19 @@ def probe(question: Mapping[str, Any]) -> list[Finding]:
     try:
         files = _files(url, question["options"])
     except ImportError as error:
-        fix = "pip install 'flotilla[s3]'" if url.startswith(_S3) else "install what it names"
-        return [fail(f"{url}: {error}", fix)]
+        return [_lacking(url, error, elsewhere=question["elsewhere"])]
     except (ValueError, TypeError) as error:
         fix = f"correct learner.checkpoint.remote, its options or {_OPTIONS_VARIABLE}"
         return [fail(f"{url}: {first_line(str(error))}", fix)]
     return _round_trip(files, url, name)
+
+
+def _lacking(url: str, error: ImportError, *, elsewhere: bool) -> Finding:
+    if elsewhere:
+        what = f"{url} is not tried, for the launcher's own packages do not know it: {error}"
+        return warn(what, "install what it names here, or make .venv by `make setup`")
+    fix = "pip install 'flotilla[s3]'" if url.startswith(_S3) else "install what it names"
+    return fail(f"{url}: {error}", fix)
 
 
 def _files(url: str, options: Mapping[str, Any]) -> Any:

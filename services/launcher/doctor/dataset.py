@@ -5,7 +5,7 @@ import asyncio
 import json
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ from services.launcher.doctor.results import (
 from services.launcher.doctor.subject import Subject, is_made_later
 from services.launcher.runs import GATEWAY, LEARNER
 
-FLEET_BACKENDS = ("fleet", "fleet_openenv")
+FLEET_OPENENV = "fleet_openenv"
+FLEET_BACKENDS = ("fleet", FLEET_OPENENV)
 # The selection is the learner's: its own functions make it, in a process of its own. By file the
 # keys of the tasks that are left, and what is wrong.
 _CHOOSE = """
@@ -68,7 +69,7 @@ class TaskFileError(Exception):
     """A task file cannot be used; the message says why."""
 
 
-class _ChooseError(Exception):
+class ChooseError(Exception):
     """The learner's functions do not run; the message says how they ended."""
 
 
@@ -78,21 +79,21 @@ async def dataset(subject: Subject) -> list[Finding]:
     files: dict[str, list[dict[str, Any]]] = {}
     for path, key in _keys(section).items():
         try:
-            if later := _comes_later(subject, path):
+            if later := comes_later(subject, path):
                 findings.append(Finding(Status.SKIPPED, later))
             else:
                 files[path] = await asyncio.to_thread(read_tasks, Path(path))
         except TaskFileError as error:
             findings.append(fail(f"{key}: {error}", _FILE.format(key=key)))
     try:
-        chosen = await _chosen(subject, section, list(files)) if files else {}
-    except _ChooseError as error:
+        used = await chosen(subject, section, list(files)) if files else {}
+    except ChooseError as error:
         return [*findings, fail(str(error), "see whether the learner's environment is whole")]
     counts: Counter[Version] = Counter()
-    for path, (keys, wrong) in chosen.items():
+    for path, (keys, wrong) in used.items():
         if wrong:
             findings.append(fail(wrong, _SELECTION))
-        left = [task for task in files[path] if _field(task, "key", "task_key") in keys]
+        left = those_of(files[path], keys)
         if 0 < len(left) < len(files[path]):
             findings.append(ok(f"{len(left)} of the {len(files[path])} tasks of {path} are used"))
         counts.update(version_of(task) for task in left)
@@ -109,7 +110,7 @@ def _keys(section: Mapping[str, Any]) -> dict[str, str]:
     return paths
 
 
-def _comes_later(subject: Subject, path: str) -> str:
+def comes_later(subject: Subject, path: str) -> str:
     """Why a file cannot be looked at yet, and that is well; empty where it should be here."""
     if is_made_later(subject, path):
         return f"{path} is made by [[prepare]] first"
@@ -118,11 +119,11 @@ def _comes_later(subject: Subject, path: str) -> str:
     return ""
 
 
-async def _chosen(
+async def chosen(
     subject: Subject, section: Mapping[str, Any], paths: list[str]
 ) -> dict[str, tuple[set[str], str]]:
     """By file the keys of the tasks that the run uses, and what the learner has against it. Raises
-    _ChooseError."""
+    ChooseError."""
     question = {
         "files": paths,
         "tasks": section["tasks"],
@@ -134,7 +135,7 @@ async def _chosen(
     code, output, errors = await output_of(command, json.dumps(question).encode(), subject.environ)
     if code != 0:
         last = first_line("\n".join(reversed(errors.strip().splitlines())))
-        raise _ChooseError(f"the learner's selection of tasks ended with code {code}: {last}")
+        raise ChooseError(f"the learner's selection of tasks ended with code {code}: {last}")
     return {path: (set(keys), wrong) for path, (keys, wrong) in json.loads(output).items()}
 
 
@@ -150,9 +151,18 @@ def read_tasks(path: Path) -> list[dict[str, Any]]:
     if not tasks:
         raise TaskFileError(f"{path} holds no task")
     for number, task in enumerate(tasks):
-        if not (_field(task, "key", "task_key") and env_key_of(task)):
+        if not (_key_of(task) and env_key_of(task)):
             raise TaskFileError(f"{path}: task {number} has no key, or no env_id")
     return tasks
+
+
+def those_of(tasks: Sequence[Mapping[str, Any]], keys: Collection[str]) -> list[Mapping[str, Any]]:
+    """Of these tasks those that have one of the keys, in their order."""
+    return [task for task in tasks if _key_of(task) in keys]
+
+
+def _key_of(task: Mapping[str, Any]) -> str:
+    return _field(task, "key", "task_key")
 
 
 def env_key_of(task: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from services.launcher.doctor.results import (
     NotApplicableError,
     Result,
     Status,
+    UnprobedError,
     combine,
     fail,
     hide,
@@ -56,6 +57,8 @@ async def _one(probe: Probe, subject: Subject, left_out: Collection[str]) -> Res
         findings = [_late(probe.limit_s)]
     except NotApplicableError as error:
         findings = [Finding(Status.SKIPPED, str(error))]
+    except UnprobedError as error:
+        findings = [error.finding]
     # A defect of a probe is a result as well: the others have something to say.
     except Exception as error:  # noqa: BLE001
         findings = [fail(f"the probe itself failed: {error!r}", f"leave it out: {_skip(probe)}")]

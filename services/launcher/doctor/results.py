@@ -43,6 +43,15 @@ def fail(what: str, fix: str) -> Finding:
     return Finding(Status.FAIL, f"{what}; {fix}")
 
 
+class UnprobedError(Exception):
+    """There is something to probe, which cannot be done here. That is no fault of the run, but
+    somebody has to know of it."""
+
+    def __init__(self, what: str, fix: str) -> None:
+        super().__init__(f"{what}; {fix}")
+        self.finding = warn(what, fix)
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """What became of one probe."""

@@ -52,7 +52,7 @@ async def ring(subject: Subject) -> list[Finding]:
     subject = replace(subject, nodes=nodes)
     if nodes and not subject.environ.get(TOKEN_VARIABLE):
         return [NO_TOKEN]
-    python, gpus = subject.interpreter(), _gpus(subject, nodes)
+    gpus, python = _gpus(subject, nodes), subject.interpreter("torch")
     try:
         host = await asyncio.to_thread(_host_towards, nodes)
         door = listen(host)

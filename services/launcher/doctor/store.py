@@ -18,8 +18,14 @@ async def store(subject: Subject) -> list[Finding]:
     section = subject.section(LEARNER)
     checkpoint = section["checkpoint"]
     if checkpoint["remote"] is not None:
-        question = {"url": checkpoint["remote"], "options": checkpoint["remote_options"]}
-        found = await ask(subject.interpreter(), "probes_store", question, subject.environ)
+        question = {
+            "url": checkpoint["remote"],
+            "options": checkpoint["remote_options"],
+            # What the launcher's own packages lack, those of the services may have.
+            "elsewhere": subject.python is None,
+        }
+        python = subject.interpreter("fsspec")
+        found = await ask(python, "probes_store", question, subject.environ)
         return [*found, *_only_here(subject, checkpoint["remote"])]
     config = subject.plan.config
     lost = offers.unkept(section, config)

@@ -6,13 +6,21 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from services.common.spec import SharedConfig, parse_shared
 from services.common.tls import Tls
 from services.launcher.doctor.children import output_of
-from services.launcher.doctor.results import Finding, NotApplicableError, fail, first_line, ok
+from services.launcher.doctor.results import (
+    Finding,
+    NotApplicableError,
+    UnprobedError,
+    fail,
+    first_line,
+    ok,
+)
 from services.launcher.plan import Plan, check_command
 from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT, RunMode
 
@@ -52,15 +60,23 @@ class Subject:
             raise NotApplicableError(f"the configuration of {service} is not known")
         return self.sections[service]
 
-    def interpreter(self) -> str:
-        """Raises NotApplicableError."""
-        if self.python is None:
-            wanted = self.plan.config.sky.python
-            raise NotApplicableError(
-                f"there is no {wanted} here to ask; `make setup` makes it, and the machines make"
-                " their own"
-            )
-        return str(self.python)
+    def interpreter(self, *modules: str) -> str:
+        """That of the services. Where it is not here, the launcher's own for a probe that takes no
+        more than these modules. Raises UnprobedError."""
+        if self.python is not None:
+            return str(self.python)
+        lacking = [module for module in modules if find_spec(module) is None]
+        if modules and not lacking:
+            return sys.executable
+        lacks = f"lacks {', '.join(lacking)}" if lacking else "is another one"
+        raise self.unprobed(f"the launcher's own {lacks}")
+
+    def unprobed(self, why: str) -> UnprobedError:
+        """For what only the interpreter of the services can tell."""
+        return UnprobedError(
+            f"not looked at: there is no {self.plan.config.sky.python} here to ask, and {why}",
+            "make it here (`make setup` makes .venv), and the doctor asks it; machines make theirs",
+        )
 
     def policy_made_later(self) -> bool:
         """Whether a command of the spec is still to make the policy."""

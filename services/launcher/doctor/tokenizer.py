@@ -6,7 +6,7 @@ from pathlib import Path
 from services.common.fingerprint import TokenizerDigests, tokenizer_digests
 from services.launcher.doctor.children import ask
 from services.launcher.doctor.policy import NoPolicyError, policy_folder, without
-from services.launcher.doctor.results import Finding, Status, fail, ok, warn
+from services.launcher.doctor.results import Finding, Status, UnprobedError, fail, ok, warn
 from services.launcher.doctor.subject import Subject
 
 
@@ -26,11 +26,11 @@ async def tokenizer(subject: Subject) -> list[Finding]:
     except ValueError as error:
         return [fail(f"tokenizer_config.json is no JSON: {error}", "fetch the model again")]
     told = [ok(f"digest {digests.whole.hex()[:16]}"), *second, *_pinned(subject)]
-    if subject.python is None:
-        return told
-    loaded = await ask(
-        str(subject.python), "probes_tokenizer", _question(folder, digests), subject.environ
-    )
+    try:
+        python = subject.interpreter("tokenizers", "transformers")
+    except UnprobedError as error:
+        return [*told, error.finding]
+    loaded = await ask(python, "probes_tokenizer", _question(folder, digests), subject.environ)
     bad = [finding for finding in loaded if finding.status is not Status.OK]
     return [*told, *(bad or loaded)]
 

@@ -81,6 +81,23 @@ async def test_a_task_file_that_the_learner_would_refuse_is_told(
     says(result, Status.FAIL, f"{twice}: two tasks have the key", "or the file")
 
 
+async def test_canaries_are_opened_only_in_environments_of_tasks_that_are_used(
+    policy: Path, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "two.json", task("tracker", 0, env_id="teleporter"), task("booking", 0))
+
+    async def opened(*overrides: str) -> Any:
+        return await probed("tools", subject(spec(policy, path, *overrides), tmp_path))
+
+    says(await opened(), Status.FAIL, "teleporter cannot be opened", "booking: 4 tools")
+    one = await opened("learner.select.env_keys=booking")
+    says(one, Status.OK, "booking: 4 tools")
+    assert "teleporter" not in one.detail
+    # The probe `dataset` fails of it.
+    none = await opened("learner.select.difficulty=[3]")
+    says(none, Status.SKIPPED, "there is no task to open: learner.select leaves none")
+
+
 async def test_fleet_is_asked_only_for_environments_of_tasks_that_are_used(
     policy: Path, three: Path, tmp_path: Path
 ) -> None:
