@@ -1,9 +1,11 @@
 """SkyPilot's SDK in the launcher's words: the only place that calls it.
 
-Every call is a request to SkyPilot's API server and blocks, so each runs in a thread. What goes
-wrong is told apart by the type of its exception, never by its text.
+Every call is a request to SkyPilot's API server and blocks, so each runs in a thread. The SDK waits
+for an answer without a limit, also on a connection that was lost without a word: each question has
+a limit here, and is left to its thread then. Submissions have that of whoever starts a replica.
 """
 
+import asyncio
 import os
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -13,26 +15,15 @@ from typing import Any, TypeVar
 
 import yaml
 
-from services.common.log import redact
+from services.launcher.adapters import sky_errors
 from services.launcher.adapters.sky_requests import Requests
 from services.launcher.adapters.threads import in_thread
-from services.launcher.ports import (
-    BackendError,
-    BackendUnreachable,
-    CapacityError,
-    SetupError,
-    StartLostError,
-)
+from services.launcher.ports import BackendError
 from services.launcher.sky.ports import Document
 from services.launcher.sky.records import NO_JOB, Cluster, Job, Place
 from services.launcher.sky.tasks import with_secrets
 
 T = TypeVar("T")
-_NO_SERVER = (
-    "SkyPilot's API server cannot be asked ({error}); start one with `sky api start`, or name it in"
-    " SKYPILOT_API_SERVER_ENDPOINT"
-)
-_NO_ANSWER = "SkyPilot's API server has no answer ({error}); it is asked again"
 _NOT_INSTALLED = (
     'launcher.backend = "sky" needs SkyPilot, which this environment lacks ({error}); `make sky`'
     " makes one that has it: run .venv-sky/bin/flotilla"
@@ -46,10 +37,8 @@ _JOB_FIELDS = (
 _NOWHERE = "-"
 # SkyPilot lists the clusters of managed jobs to those who debug it, and to nobody else.
 _SHOW_MANAGED = "SKYPILOT_DEBUG"
-# No wish causes these: a worker of SkyPilot's server is broken. One whose request was cancelled in
-# the middle of an import stays so ("'LazyImport' object is not callable"); the others are not.
-_BROKEN = (TypeError, AttributeError, NameError, LookupError, ImportError)
-_environment = threading.Lock()
+# What the server knows by itself, and what it asks clouds and machines for, or has them do.
+_QUICK_S, _SLOW_S = 120.0, 600.0
 
 
 class SkyClient:
@@ -58,7 +47,8 @@ class SkyClient:
     Submissions also raise CapacityError, SetupError, StartLostError and BackendError.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, quick_s: float = _QUICK_S, slow_s: float = _SLOW_S) -> None:
+        self._quick_s, self._slow_s = quick_s, slow_s
         # A client must not start a server of its own behind the launcher's back.
         os.environ.setdefault("SKYPILOT_DISABLE_LOCAL_API_SERVER", "1")
         os.environ.setdefault("SKYPILOT_DISABLE_USAGE_COLLECTION", "1")
@@ -88,14 +78,15 @@ class SkyClient:
         """SkyPilot's table of clusters; `certain` ones are looked for at their clouds first."""
 
         def ask() -> list[Cluster]:
-            with _shown_managed():
-                if certain:
+            if certain:
+                with _managed.shown():
                     request = self._sky.status(list(certain), self._refresh, all_users=True)
-                    self._sky.get(request)
+                self._sky.get(request)
+            with _managed.shown():
                 request = self._sky.status(all_users=True)
             return [_cluster(record) for record in self._sky.get(request)]
 
-        return await self._ask(ask)
+        return await (self._ask_slowly if certain else self._ask)(ask)
 
     async def submit_group(
         self, documents: Sequence[Document], secrets: Sequence[Mapping[str, str]]
@@ -149,7 +140,7 @@ class SkyClient:
             status = next(iter(found.values()), None)
             return status.value if status is not None else NO_JOB
 
-        return await self._ask(ask)
+        return await self._ask_slowly(ask)
 
     async def cancel(self, job_ids: Sequence[int]) -> None:
         """End managed jobs, a group with all its members."""
@@ -158,7 +149,7 @@ class SkyClient:
             self._sky.get(self._jobs.cancel(job_ids=list(job_ids), all_users=False))
 
         if job_ids:
-            await self._ask(ask)
+            await self._ask_slowly(ask)
 
     async def down(self, cluster: str) -> None:
         """End a cluster; nothing if there is none."""
@@ -169,7 +160,7 @@ class SkyClient:
             except (self._errors.ClusterDoesNotExist, ValueError):
                 return
 
-        await self._ask(ask)
+        await self._ask_slowly(ask)
 
     async def under_way(self, replica: str) -> bool:
         """Whether it may still come of what was asked before, be it by another launcher."""
@@ -181,70 +172,72 @@ class SkyClient:
         return await self._ask(lambda: self._requests.forget(wanted))
 
     async def _ask(self, call: Callable[[], T]) -> T:
-        return await in_thread(lambda: self._asked(call))
+        return await self._within(self._quick_s, call)
+
+    async def _ask_slowly(self, call: Callable[[], T]) -> T:
+        return await self._within(self._slow_s, call)
+
+    async def _within(self, limit_s: float, call: Callable[[], T]) -> T:
+        try:
+            async with asyncio.timeout(limit_s):
+                return await in_thread(lambda: self._asked(call))
+        except TimeoutError as error:
+            raise sky_errors.silent(limit_s) from error
 
     async def _attempt(self, call: Callable[[], T]) -> T:
         return await in_thread(lambda: self._attempted(call))
 
     def _asked(self, call: Callable[[], T]) -> T:
-        """Whatever goes wrong with a question: its answer is not known."""
         try:
             self._server.check_server_healthy()
             return call()
         # SkyPilot hands on any exception of its server; none of them is an answer.
         except Exception as error:
-            text = _NO_ANSWER if _is_servers(error) else _NO_SERVER
-            raise BackendUnreachable(text.format(error=_brief(error))) from error
+            raise sky_errors.unanswered(self._errors, error) from error
 
     def _attempted(self, call: Callable[[], T]) -> T:
-        errors = self._errors
         try:
             self._server.check_server_healthy()
             return call()
-        except errors.ResourcesUnavailableError as error:
-            # Without a history nobody was asked: no such machine is on any list.
-            known = bool(error.failover_history) and not error.no_failover
-            raise (CapacityError if known else BackendError)(_brief(error)) from error
-        except (errors.CommandFailureException, errors.ClusterSetUpError) as error:
-            raise SetupError(_brief(error)) from error
-        except errors.RequestCancelled as error:
-            raise StartLostError("its start was cancelled") from error
-        except (RuntimeError, OSError) as error:
-            if not _is_servers(error):
-                # The connection is lost, or the server and with it the request.
-                raise BackendUnreachable(_NO_SERVER.format(error=_brief(error))) from error
-            # A machine that nobody can log in to, or SkyPilot's own part of it failed; what it
-            # could not reach, it may reach next time.
-            kind = SetupError if isinstance(error, RuntimeError) else CapacityError
-            raise kind(_brief(error)) from error
-        # What is left is about the request itself, and SkyPilot says so in many types.
+        # As above; what each says of the submission is told there.
         except Exception as error:
-            raise _refusal(error) from error
+            raise sky_errors.failed(self._errors, error) from error
 
 
-def _refusal(error: Exception) -> BackendError:
-    broken = type(error) is Exception or isinstance(error, _BROKEN)
-    return (StartLostError if broken and _is_servers(error) else BackendError)(_brief(error))
+class _Managed:
+    """Has SkyPilot list the clusters of managed jobs while anybody asks for them.
 
+    Nobody waits for another one, whose server may never answer.
+    """
 
-def _is_servers(error: BaseException) -> bool:
-    """Whether it was raised there, and handed on here: with where it was, or as a plain exception
-    where SkyPilot's client does not know its type, like that of a database or a cloud."""
-    return hasattr(error, "stacktrace") or type(error) is Exception
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._asking = 0
+        self._before: str | None = None
 
-
-@contextmanager
-def _shown_managed() -> Generator[None]:
-    with _environment:
-        before = os.environ.get(_SHOW_MANAGED)
-        os.environ[_SHOW_MANAGED] = "1"
+    @contextmanager
+    def shown(self) -> Generator[None]:
+        with self._lock:
+            if self._asking == 0:
+                self._before = os.environ.get(_SHOW_MANAGED)
+                os.environ[_SHOW_MANAGED] = "1"
+            self._asking += 1
         try:
             yield
         finally:
-            if before is None:
-                del os.environ[_SHOW_MANAGED]
-            else:
-                os.environ[_SHOW_MANAGED] = before
+            with self._lock:
+                self._asking -= 1
+                if self._asking == 0:
+                    self._restore()
+
+    def _restore(self) -> None:
+        if self._before is None:
+            del os.environ[_SHOW_MANAGED]
+        else:
+            os.environ[_SHOW_MANAGED] = self._before
+
+
+_managed = _Managed()
 
 
 def _job(record: Any) -> Job:
@@ -278,9 +271,3 @@ def _place(
         return None
     found = "".join(f"{name}:{count:g}" for name, count in (accelerators or {}).items())
     return Place(cloud.lower(), region or "", found)
-
-
-def _brief(error: BaseException) -> str:
-    # It may repeat the task that it is about.
-    text = redact(" ".join(str(error).split()))
-    return f"{type(error).__name__}: {text[:500]}"

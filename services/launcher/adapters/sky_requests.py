@@ -5,12 +5,17 @@ All calls block, as SkyPilot's do.
 """
 
 import threading
+import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from services.launcher.sky import names
+
+# Nobody's code is on its way for longer: what the server has heard is on its list, and what it has
+# not is lost.
+_HANDOVER_S = 900.0
 
 
 @dataclass(slots=True)
@@ -19,6 +24,11 @@ class _Handover:
 
     replicas: Sequence[str]
     unwanted: bool = False
+    begun: float = field(default_factory=time.monotonic)
+
+    @property
+    def lost(self) -> bool:
+        return time.monotonic() > self.begun + _HANDOVER_S
 
 
 class Requests:
@@ -65,7 +75,8 @@ class Requests:
 
     def _matching(self, wanted: Callable[[str], bool]) -> list[_Handover]:
         with self._lock:
-            return [each for each in self._handovers if any(map(wanted, each.replicas))]
+            known = [each for each in self._handovers if not each.lost]
+        return [each for each in known if any(map(wanted, each.replicas))]
 
     def _open(self, wanted: Callable[[str], bool]) -> list[str]:
         return [

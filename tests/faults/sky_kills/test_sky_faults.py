@@ -62,11 +62,19 @@ async def test_a_setup_that_fails_is_no_want_of_capacity_and_no_crash(
 
 
 @pytest.mark.parametrize(
-    "broken", ["TypeError", pytest.param("sqlalchemy.exc.OperationalError", marks=_slow)]
+    ("broken", "said"),
+    [
+        ("TypeError", "TypeError"),
+        pytest.param(
+            "sqlalchemy.exc.OperationalError",
+            "CloudError: sqlalchemy error (OperationalError)",
+            marks=_slow,
+        ),
+    ],
 )
 @_MODES
 async def test_a_worker_of_the_server_that_is_broken_is_no_wrong_wish(
-    tmp_path: Path, broken: str, mode: str
+    tmp_path: Path, broken: str, said: str, mode: str
 ) -> None:
     async with opened(tmp_path, mode) as folder:
         folder.script(broken=broken)
@@ -75,7 +83,23 @@ async def test_a_worker_of_the_server_that_is_broken_is_no_wrong_wish(
         await folder.reached(RunState.RUNNING)
         # In a group both of what it declares.
         assert folder.news("-0 could not be started: ") == (4 if mode == "group" else 2)
-        assert folder.news(f"{broken}: 'LazyImport' object is not callable; restart 1 of 5") == 2
+        assert folder.news(f"{said}: 'LazyImport' object is not callable; restart 1 of 5") == 2
+        await folder.stop()
+        await folder.gone(Outcome.STOPPED)
+
+
+@_MODES
+async def test_a_start_that_a_restart_of_the_server_interrupts_is_asked_for_again(
+    tmp_path: Path, mode: str
+) -> None:
+    async with opened(tmp_path, mode) as folder:
+        folder.script(broken="RequestInterruptedError")
+        await folder.begin(max_restarts=0)
+        folder.serve()
+        await folder.reached(RunState.RUNNING)
+        assert [r.restarts for r in folder.stored().run.replicas.values()] == [0, 0, 0]
+        assert set(folder.state.most.values()) == {1}
+        assert folder.stored().run.unreachable == ""
         await folder.stop()
         await folder.gone(Outcome.STOPPED)
 

@@ -30,6 +30,41 @@ class RequestCancelled(Exception):
     """The request was cancelled."""
 
 
+class RequestInterruptedError(Exception):
+    """The server was restarted under the request."""
+
+
+class ServerTemporarilyUnavailableError(Exception):
+    """The server takes no requests at present."""
+
+
+class FetchClusterInfoError(Exception):
+    """A cloud does not say where a machine is."""
+
+
+class NetworkError(Exception):
+    """A cloud was not reached."""
+
+
+class ClusterStatusFetchingError(Exception):
+    """A cloud does not say how a machine is."""
+
+
+class SkyletInternalError(Exception):
+    """SkyPilot's own part of a machine has failed."""
+
+
+class SkyletUnavailableError(Exception):
+    """SkyPilot's own part of a machine does not answer."""
+
+
+class CloudError(Exception):
+    """Anything of a package that clients may lack."""
+
+    def __init__(self, message: str, cloud_provider: str, error_type: str) -> None:
+        super().__init__(f"{cloud_provider} error ({error_type}): {message}")
+
+
 class ApiServerConnectionError(RuntimeError):
     """Nobody answers."""
 
@@ -39,18 +74,27 @@ _TYPES: dict[str, type[Exception]] = {
     for each in (
         *(CommandFailureException, ClusterSetUpError, ClusterDoesNotExist, RequestCancelled),
         *(ResourcesUnavailableError, ValueError),
-        *(RuntimeError, TypeError),
+        *(RuntimeError, TypeError, OSError),
+        *(FetchClusterInfoError, NetworkError, ClusterStatusFetchingError),
+        *(SkyletInternalError, SkyletUnavailableError),
     )
 }
 
 
 def of(error: dict[str, Any]) -> Exception:
     """The exception that a server has told of, with where it was raised, as SkyPilot's says it."""
-    known = _TYPES.get(error["type"])
+    if error["type"] == "RequestInterruptedError":
+        # Nothing was raised: the server writes it down when it goes.
+        return RequestInterruptedError(error["text"])
+    package, _, kind = error["type"].rpartition(".")
+    if package:
+        # It loses where it was raised when it is wrapped.
+        return CloudError(error["text"], package.partition(".")[0], kind)
+    known = _TYPES.get(kind)
     if known is None:
-        return Exception(f"{error['type']}: {error['text']}")
+        return Exception(f"{kind}: {error['text']}")
     found = known(error["text"])
-    if error["type"] == "ResourcesUnavailableError":
+    if kind == "ResourcesUnavailableError":
         found = ResourcesUnavailableError(error["text"], failover_history=[error["text"]])
     found.stacktrace = "on the server"  # type: ignore[attr-defined]
     return found

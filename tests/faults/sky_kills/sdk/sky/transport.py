@@ -10,6 +10,7 @@ from typing import Any
 from sky import exceptions
 
 _TIMEOUT_S = 60.0
+_UNAVAILABLE = 503
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -22,6 +23,8 @@ def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
     except urllib.error.HTTPError as error:
         with error:
             text = f"Failed to get request: {error.code}"
+        if error.code == _UNAVAILABLE:
+            raise exceptions.ServerTemporarilyUnavailableError(text) from error
         raise RuntimeError(text) from error
     except (OSError, ValueError) as error:
         raise exceptions.ApiServerConnectionError(server) from error
