@@ -13,8 +13,9 @@ from pathlib import Path
 from services.launcher.adapters.sky_audit import Auditor, LambdaCloud
 from services.launcher.adapters.sky_board import Board
 from services.launcher.adapters.sky_cluster import Clusters
-from services.launcher.adapters.sky_group import Groups, Start
+from services.launcher.adapters.sky_group import Groups
 from services.launcher.adapters.sky_prices import prices
+from services.launcher.adapters.sky_start import Start
 from services.launcher.adapters.sky_sweep import Sweeper
 from services.launcher.ports import (
     BackendError,
@@ -83,7 +84,8 @@ class SkyBackend:
         return unit
 
     async def attach(self, launch: Launch, unit: Unit) -> bool:
-        return await self._keeper(launch, unit.name).live(unit.name)
+        limit_s = launch.config.sky.provision.timeout_s
+        return await self._keeper(launch, unit.name).attach(unit.name, limit_s)
 
     async def find(self, launch: Launch) -> Unit | None:
         name = names.member_name(self._owner, launch.run_id, launch.key)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterable
 
-from services.launcher.adapters.sky_group import Start
+from services.launcher.adapters.sky_start import Start
 from services.launcher.ports import BackendUnreachable, CapacityError
 from services.launcher.runs import Exit
 from services.launcher.sky import records, tasks
@@ -41,14 +41,19 @@ class Clusters:
         way."""
         await self.kill(name)
 
+    async def attach(self, name: str, limit_s: float) -> bool:
+        """Whether the job goes on of a replica that was there before. A machine that is out of
+        order is waited for as in `wait`: False ends it. SkyPilot looks for no other one, so that
+        there is no limit to that."""
+        return _goes_on(await self._status(name))
+
     async def live(self, name: str) -> bool:
         """Whether its job goes on. One whose launch was never finished is launched again, on the
         machine that it has."""
         found = await self._found(name)
         if found is None or found.status != _UP:
             return False
-        status = await self._client.job_status(name)
-        return status not in (None, NO_JOB) and not records.stage_of(status).over
+        return _goes_on(await self._client.job_status(name))
 
     async def wait(self, name: str) -> Exit:
         """How the replica's job ended; its machine is gone then."""
@@ -99,6 +104,10 @@ class Clusters:
         await self._client.forget(lambda asked: asked == name)
         await self._client.down(name)
         self._killed.add(name)
+
+
+def _goes_on(status: str | None) -> bool:
+    return status not in (None, NO_JOB) and not records.stage_of(status).over
 
 
 def _named(name: str, clusters: Iterable[Cluster]) -> Cluster | None:

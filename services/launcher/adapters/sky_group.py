@@ -9,13 +9,8 @@ import time
 from dataclasses import dataclass, field, replace
 
 from services.launcher.adapters.sky_board import Board
-from services.launcher.ports import (
-    BackendError,
-    CapacityError,
-    Launch,
-    SetupError,
-    StartLostError,
-)
+from services.launcher.adapters.sky_start import Start
+from services.launcher.ports import BackendError, CapacityError, SetupError, StartLostError
 from services.launcher.runs import LEARNER, Exit, Key
 from services.launcher.sky import names, records, tasks
 from services.launcher.sky.ports import Client
@@ -29,27 +24,6 @@ _CANCELLED_STAGES = (Stage.CANCELLED, Stage.ENDING)
 
 class _CancelledError(StartLostError):
     """Somebody has cancelled its job, or its group has ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """A replica to start: where, and with what."""
-
-    launch: Launch
-    site: tasks.Site
-    secrets: dict[str, str] = field(repr=False)
-
-    @property
-    def key(self) -> Key:
-        return self.launch.key
-
-    @property
-    def name(self) -> str:
-        return self.site.name(self.key)
-
-    @property
-    def limit_s(self) -> float:
-        return self.launch.config.sky.provision.timeout_s
 
 
 @dataclass(slots=True)
@@ -80,10 +54,15 @@ class Groups:
         self._killed: set[str] = set()
         # Jobs that nobody had machines for, and that were therefore cancelled.
         self._given_up: set[int] = set()
+        # How long each may look for another machine, and since when those do that have none.
+        self._limits: dict[str, float] = {}
+        self._recovering: dict[str, float] = {}
 
     async def start(self, start: Start) -> None:
         """Returns when the replica's job runs."""
         self._killed.discard(start.name)
+        self._recovering.pop(start.name, None)
+        self._limits[start.name] = start.limit_s
         deadline = time.monotonic() + start.limit_s
         if tasks.is_static(start.key):
             return await self._until_running(start, await self._declared(start, deadline), deadline)
@@ -221,6 +200,11 @@ class Groups:
             raise CapacityError(f"{start.name}: {problem}, after {start.limit_s:g} s")
         await self._board.pause()
 
+    async def attach(self, name: str, limit_s: float) -> bool:
+        """As `live`, and it may look for another machine for so long."""
+        self._limits[name] = limit_s
+        return await self.live(name)
+
     async def live(self, name: str) -> bool:
         """Whether a replica's job goes on; from now on its later records count."""
         job = records.newest(await self._board.fresh(), name)
@@ -262,13 +246,23 @@ class Groups:
                 if since in self._given_up:
                     return Exit(1, _NONE, preempted=True)
                 return replace(job.exit, preempted=records.went_with_group(jobs, job))
-            if job is not None and job.stage is Stage.NO_CAPACITY:
-                # A launcher that is dead has asked for it, and would have given it up.
+            if job is not None and self._in_vain(job):
                 self._given_up.add(since)
                 await self._client.cancel([job.job_id])
             if time.monotonic() > seen + _UNKNOWN_S:
                 return Exit(1, "SkyPilot answers, and knows no such job")
             await self._board.pause()
+
+    def _in_vain(self, job: Job) -> bool:
+        """Whether nobody has machines for a job that goes on to ask: one that a dead launcher has
+        asked for and would have given up, or one whose machine was taken away long ago."""
+        if job.stage is not Stage.RECOVERING:
+            self._recovering.pop(job.task, None)
+            return job.stage is Stage.NO_CAPACITY
+        began = self._recovering.setdefault(job.task, time.monotonic())
+        limit_s = self._limits.get(job.task, float("inf"))
+        # With a declared gateway its learner would go, which may be at work.
+        return not _is_bound(job) and time.monotonic() > began + limit_s
 
     async def drain(self, name: str) -> None:
         """Its watcher is told by the launcher; what has no machine yet is not waited for."""
@@ -281,8 +275,7 @@ class Groups:
         job = records.newest(await self._board.fresh(), name, self._since.get(name, 0))
         if job is None or job.over:
             return
-        declared = job.name != job.task
-        if declared and not _is_learner(name) and job.cluster:
+        if _is_bound(job) and job.cluster:
             # It cannot be cancelled alone. SkyPilot finds it another machine.
             await self._client.down(job.cluster)
             self._killed.add(name)
@@ -290,6 +283,8 @@ class Groups:
             await self._client.cancel([job.job_id])
 
 
-def _is_learner(name: str) -> bool:
-    owned = names.parse(name)
-    return owned is not None and owned.key == (LEARNER, 0)
+def _is_bound(job: Job) -> bool:
+    """Whether it cannot be cancelled without its group: others are declared with it."""
+    owned = names.parse(job.task)
+    learner = owned is not None and owned.key == (LEARNER, 0)
+    return job.name != job.task and not learner
