@@ -107,7 +107,10 @@ def status(
     run: Annotated[str | None, typer.Argument(help="Id of a run; all runs when absent.")] = None,
     runs: Runs = RUNS,
 ) -> None:
-    """Show all runs, or one run with its services and its numbers."""
+    """Show all runs, or one run with its services and its numbers.
+
+    Those of the launcher that FLOTILLA_LAUNCHER names, as for `submit`; without it, of `--runs`.
+    """
     from services.launcher.console import commands
 
     _exit(commands.status(run, runs))
@@ -125,7 +128,10 @@ def logs(
     lines: Annotated[int, typer.Option("--lines", "-n", help="Last lines to begin with.")] = 50,
     runs: Runs = RUNS,
 ) -> None:
-    """Print what the services of a run have logged."""
+    """Print what the services of a run have logged.
+
+    At the launcher that FLOTILLA_LAUNCHER names, as for `submit`; without it, in `--runs`.
+    """
     from services.launcher.console import commands
 
     _exit(commands.logs(run, service, runs, follow=follow, lines=lines))
@@ -157,6 +163,8 @@ def show(
 
     Attempts whose text is kept come first, the newest before older ones. Checkpoints drop the
     text of attempts that are trained, but for the first group of each step.
+
+    Reads files of the run, so it works where these are, not by FLOTILLA_LAUNCHER.
     """
     from services.launcher.console import show as command
 
@@ -177,6 +185,8 @@ def export(
 
     With tokenizer, chat template and generation config; `sha256sum -c SHA256SUMS` checks it. A run
     that is complete has that of its last step in `runs/RUN_ID/model`.
+
+    Reads files of the run, so it works where these are, not by FLOTILLA_LAUNCHER.
     """
     from services.launcher.console import export as command
 
@@ -189,7 +199,10 @@ def scale(
     wishes: Annotated[list[str], typer.Argument(metavar="SERVICE=N...", help="As in rollout=2.")],
     runs: Runs = RUNS,
 ) -> None:
-    """Set how many replicas a service has, in mid-run. Fewer drain before they stop."""
+    """Set how many replicas a service has, in mid-run. Fewer drain before they stop.
+
+    At the launcher that FLOTILLA_LAUNCHER names, as for `submit`; without it, at that of `--runs`.
+    """
     from services.launcher.console import commands
 
     _exit(commands.scale(run, wishes, runs))
@@ -201,7 +214,10 @@ def stop(
     grace: Annotated[float, typer.Option(help="Seconds that draining may take.")] = 60.0,
     runs: Runs = RUNS,
 ) -> None:
-    """Stop a run in good order; it can be resumed."""
+    """Stop a run in good order; it can be resumed.
+
+    At the launcher that FLOTILLA_LAUNCHER names, as for `submit`; without it, at that of `--runs`.
+    """
     from services.launcher.console import commands
 
     _exit(commands.stop(run, grace, runs))

@@ -33,7 +33,10 @@ def env_status(
     ] = False,
     runs: Runs = RUNS,
 ) -> None:
-    """Show episodes by state, limits, error rates, and grades with the reasons for missing ones."""
+    """Show episodes by state, limits, error rates, and grades with the reasons for missing ones.
+
+    Reads files of the run, so it works where its launcher is, not by FLOTILLA_LAUNCHER.
+    """
     from services.launcher.console import env_status as command
 
     raise typer.Exit(command.env_status(run, runs, address, as_json=as_json))

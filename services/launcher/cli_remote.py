@@ -45,7 +45,10 @@ def cancel(
     grace: Annotated[float, typer.Option(help="Seconds that draining may take.")] = 60.0,
     runs: Runs = RUNS,
 ) -> None:
-    """Stop the run that a `flotilla submit` began; if it began none, it never will."""
+    """Stop the run that a `flotilla submit` began; if it began none, it never will.
+
+    At the launcher that FLOTILLA_LAUNCHER names, as for `submit`; without it, at that of `--runs`.
+    """
     from services.launcher.console import submit as command
 
     raise typer.Exit(command.cancel(request_id, runs, grace))
@@ -59,6 +62,7 @@ def reap(
 ) -> None:
     """End what runs of no run, and name runs that may have left something: then it exits with 1.
 
+    By the launcher that FLOTILLA_LAUNCHER names, as for `submit`; without it, by that of `--runs`.
     Without a launcher one is started, and goes again; but not for `--dry-run`, because launchers
     end at their start what a dead one has left.
     """

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import grpc.aio
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
@@ -34,6 +35,8 @@ _IDLE_EXIT_S = 30.0
 PATIENCE_S = 900.0
 _PAUSE_S = 2.0
 _ASK_S = 5.0
+# What a call ends with that has found nobody, or nobody of its own CA.
+_SILENT = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
 
 
 class LauncherError(Exception):
@@ -79,11 +82,37 @@ class Patience:
         """It has answered: the time begins anew."""
         self._deadline = time.monotonic() + PATIENCE_S
 
+    async def outlast(self, error: grpc.aio.AioRpcError) -> None:
+        """The same after a stream that was cut, unless it answers. Raises LauncherError."""
+        if await self._connection.answers():
+            self.heard()
+        else:
+            await self.pause(error)
+
     async def pause(self, error: grpc.aio.AioRpcError) -> None:
         """Wait a little before the next try. Raises LauncherError when none is worth it."""
         if not self._connection.alive() or time.monotonic() > self._deadline:
             raise LauncherError("the launcher is gone; its runs are not ended by that") from error
         await asyncio.sleep(_PAUSE_S)
+
+
+def told(error: grpc.aio.AioRpcError) -> str:
+    """What a call failed of; of a launcher elsewhere also what to look at."""
+    known = rpc.service_error(error)
+    text = known.message if known else f"{error.code().name}: {error.details()}"
+    if address_file.from_environment() is None:
+        return text
+    if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+        return (
+            f"{text}: {address_file.REMOTE_VARIABLE} is not what the launcher's launcher.json"
+            " holds today; copy it again"
+        )
+    if known is None and error.code() in _SILENT:
+        return (
+            f"the launcher that {address_file.REMOTE_VARIABLE} names does not answer ({text}): see"
+            " that it runs and is reached from here, and whether its launcher.json has changed"
+        )
+    return text
 
 
 @asynccontextmanager

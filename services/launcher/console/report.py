@@ -114,6 +114,12 @@ def draw_curve(run_dir: Path) -> Path | None:
 
 def print_report(run_dir: Path, console: Console, *, evaluated: bool = False) -> None:
     """The table, if there was an evaluation, and the files. `evaluated`: without training."""
+    if not run_dir.exists():
+        text = (
+            f"The files of run {run_dir.name} are where its launcher runs, in runs/{run_dir.name}"
+        )
+        console.print(text, highlight=False, soft_wrap=True)
+        return
     summary = read_summary(run_dir)
     if summary is not None and summary.get("eval"):
         console.print(table(summary, ("eval_only",) if evaluated else ("before", "after")))

@@ -16,7 +16,13 @@ from services.common import rpc
 from services.common.config import canonical_json, load_spec
 from services.common.errors import ConfigError
 from services.launcher.console.board import STATE_NAMES, Board
-from services.launcher.console.connection import Connection, LauncherError, Patience, connected
+from services.launcher.console.connection import (
+    Connection,
+    LauncherError,
+    Patience,
+    connected,
+    told,
+)
 from services.launcher.console.interrupts import InterruptedByUserError, Interrupts
 from services.launcher.console.views import PlainView
 
@@ -118,9 +124,8 @@ def _with_launcher(
         return INTERRUPTED
     except grpc.aio.AioRpcError as error:
         known = rpc.service_error(error)
-        if known is None:
-            return _fail(f"{error.code().name}: {error.details()}", FAILED)
-        return _fail(known.message, BAD_SPEC if known.reason == "BAD_SPEC" else FAILED)
+        bad_spec = known is not None and known.reason == "BAD_SPEC"
+        return _fail(told(error), BAD_SPEC if bad_spec else FAILED)
 
 
 async def _reap(connection: Connection, request: pb.ReapRequest) -> pb.ReapResponse:
@@ -174,8 +179,7 @@ async def _cancel_unless(
         await unless(_cancel(connection, request_id, grace_s))
     except (InterruptedByUserError, grpc.aio.AioRpcError) as error:
         if isinstance(error, grpc.aio.AioRpcError):
-            known = rpc.service_error(error)
-            _say(f"error: {known.message if known else f'{error.code().name}: {error.details()}'}")
+            _say(f"error: {told(error)}")
         _say(f"the run may go on: {connection.cancelling(request_id)}")
         return False
     return True

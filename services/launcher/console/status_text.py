@@ -1,0 +1,79 @@
+"""What `flotilla status` prints: of all runs a line each, of one run all that is known."""
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC
+
+from rich.console import Console
+from rich.table import Table
+
+from flotilla.launcher.v1 import run_service_pb2 as pb
+from services.launcher.console.board import ENDED, STATE_NAMES, duration_text, raised
+from services.launcher.console.report import ALARMS_FILE
+from services.launcher.console.views import numbers
+
+_NOTHING_TO_SAY = (pb.CLEANUP_UNSPECIFIED, pb.CLEANUP_PENDING)
+
+
+def all_runs(runs: Sequence[pb.Run]) -> Table:
+    """A line each. pass@1 where it is told: a launcher's list is without metrics."""
+    shares = [numbers(run.metrics).get("pass@1") for run in runs]
+    headings = ["RUN", "STATE", "MODE", "STARTED (UTC)", "TOOK"]
+    table = _table([*headings, "PASS@1"] if any(shares) else headings)
+    for run, share in zip(runs, shares, strict=True):
+        started = run.create_time.ToDatetime(tzinfo=UTC)
+        ended = run.end_time.ToSeconds() if run.HasField("end_time") else time.time()
+        took = duration_text(max(0.0, ended - run.create_time.ToSeconds()))
+        mode = pb.RunMode.Name(run.mode).removeprefix("RUN_MODE_").lower()
+        cells = (run.run_id, STATE_NAMES[run.state], mode, f"{started:%Y-%m-%d %H:%M:%S}", took)
+        table.add_row(*cells, *([share or "-"] if any(shares) else []))
+    return table
+
+
+def print_run(run: pb.Run, place: Callable[[str], str], console: Console, *, alone: bool) -> None:
+    """One run; `place` says where its files are, `alone` that it has no launcher."""
+    console.print(f"{run.run_id}  {STATE_NAMES[run.state]}", style="bold", highlight=False)
+    if alone and run.state not in ENDED:
+        console.print("its launcher is gone, and no other could take over")
+    for said in (run.error, run.unreachable and f"the backend cannot be asked: {run.unreachable}"):
+        if said:
+            console.print(said, markup=False, highlight=False)
+    console.print(_ending(run), markup=False, highlight=False, soft_wrap=True)
+    console.print(_replicas(run))
+    for alarm in raised(run.metrics):
+        where = place(f"{run.directory}/{ALARMS_FILE}")
+        console.print(f"alarm: {alarm}, see {where}", style="red", highlight=False, soft_wrap=True)
+    for name, value in sorted(run.metrics.items()):
+        console.print(f"{name} = {value:.6g}", highlight=False)
+    console.print(f"files: {place(run.directory)}", highlight=False, soft_wrap=True)
+
+
+def _replicas(run: pb.Run) -> Table:
+    table = _table(("SERVICE", "STATE", "PHASE", "ADDRESS", "RESTARTS", "PID"))
+    for each in run.replicas:
+        label, pid = f"{each.service}-{each.replica}", str(each.pid) if each.pid else "-"
+        table.add_row(label, each.state, each.phase, each.address, str(each.restarts), pid)
+    return table
+
+
+def _ending(run: pb.Run) -> str:
+    """Where it runs, what it cost and may yet cost, and how it and its machines ended."""
+    words = [f"backend {run.backend}"]
+    if run.cost.accrued or run.cost.per_hour:
+        words.append(f"cost ${run.cost.accrued:,.2f} (${run.cost.per_hour:,.2f}/h)")
+        parts = run.cost.estimated_by_service
+        if parts and run.state not in ENDED:
+            words.append(f"estimated ${sum(parts.values()):,.2f} by max_hours")
+    if run.outcome:
+        words.append(f"outcome {pb.Outcome.Name(run.outcome).removeprefix('OUTCOME_').lower()}")
+    if run.cleanup not in _NOTHING_TO_SAY:
+        cleanup = pb.Cleanup.Name(run.cleanup).removeprefix("CLEANUP_").lower()
+        words.append(f"cleanup {cleanup}: {run.cleanup_detail}".removesuffix(": "))
+    return ", ".join(words)
+
+
+def _table(headings: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading)
+    return table
