@@ -44,7 +44,7 @@ class Controller:
                 self._watch(task)
             case "RUNNING" if passed >= self.script.setup_s:
                 self._set_up(task)
-            case "RECOVERING" if passed >= self.script.boot_s:
+            case "RECOVERING" if self.script.recovers and passed >= self.script.boot_s:
                 self._cluster(task)
                 self._booted(task)
             case "CANCELLING" if passed >= self.script.cancel_s:

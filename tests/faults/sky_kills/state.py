@@ -115,6 +115,8 @@ class Script:
     setup_s: float = 0.0
     cancel_s: float = 0.0
     down_s: float = 0.0
+    # Whether there is another machine for one that was taken away.
+    recovers: bool = True
     setup_fails: bool = False
     # What is wrong, in the name of an exception, with the worker of the server that deals with the
     # first so many submissions.

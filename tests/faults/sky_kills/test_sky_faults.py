@@ -204,6 +204,25 @@ async def test_a_machine_that_is_taken_away_comes_back_and_the_others_never_know
 
 
 @_slow
+async def test_a_learner_for_which_skypilot_finds_no_other_machine_is_asked_for_anew(
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path) as folder:
+        await folder.begin(sky={"provision": {"backoff_s": 0.05, "timeout_s": 4.0}})
+        await folder.until(lambda: all(map(folder.has_machine, SERVICES)))
+        folder.script(recovers=False)
+        (learner,) = [name for name in folder.machines() if name.startswith(folder.name("learner"))]
+        folder.post("preempt", machine=learner, notice=False)
+        await folder.until(lambda: folder.asked("learner") == 2)
+        await folder.until(lambda: all(map(folder.has_machine, SERVICES)))
+        replicas = folder.stored().run.replicas.values()
+        assert [(r.restarts, r.failures) for r in replicas] == [(1, ())] * 3
+        assert len(folder.machines()) == 3 and set(folder.state.most.values()) == {1}
+        await folder.stop(0.5)
+        await folder.gone(Outcome.STOPPED)
+
+
+@_slow
 async def test_a_run_whose_time_is_up_is_drained_and_leaves_no_machine(tmp_path: Path) -> None:
     async with opened(tmp_path) as folder:
         await folder.begin(max_hours=4 / 3600)
