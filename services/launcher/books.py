@@ -1,16 +1,43 @@
 """Writes what becomes of a run: its state, its events for people, its transitions for ever."""
 
+import sqlite3
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
 from services.common import log
 from services.launcher import clock
+from services.launcher.progress import Progress, raised
 from services.launcher.rows import Transition
 from services.launcher.runs import Key, Note, Replica, Run
 from services.launcher.store import Store
 
 _log = log.get_logger(__name__)
+
+
+class Scribe:
+    """Writes down what becomes of one run. What the disk has no room for now is written with
+    whatever comes next, so that a run outlives that."""
+
+    def __init__(self, store: Store, run: Run) -> None:
+        self._store = store
+        self._written = run
+        self._unwritten: list[Note] = []
+        self.behind = False
+
+    def write(self, run: Run, notes: list[Note], cause: str, starts: list[Key]) -> bool:
+        """Whether it is written. What is to be started is not remembered: it must be decided
+        again."""
+        try:
+            write(self._store, self._written, run, [*self._unwritten, *notes], cause, starts)
+        except sqlite3.Error as error:
+            _log.error("the ledger cannot be written", run_id=run.run_id, error=str(error))
+            if not starts:
+                self._unwritten += notes
+                self.behind = True
+            return False
+        self._written, self._unwritten, self.behind = run, [], False
+        return True
 
 
 def write(
@@ -39,6 +66,18 @@ def write(
         _log.info("run", run_id=run.run_id, note=note.text)
     if before.state is not run.state:
         _log.info("run state", run_id=run.run_id, state=run.state.value)
+
+
+def write_progress(
+    store: Store, run_id: str, known: Progress, progress: Progress, now: float
+) -> None:
+    """Write what a learner has told of itself, and the alarms that it had not `known`."""
+    with store.transaction():
+        store.save_metrics(run_id, progress.metrics)
+        store.add_event(run_id, now, "progress", progress.body())
+        for alarm in sorted(set(raised(progress.metrics)) - set(raised(known.metrics))):
+            body = {"text": f"alarm: {alarm}", "alarm": alarm}
+            store.add_event(run_id, now, "alarm", body)
 
 
 def _transitions(before: Run, run: Run, changed: list[Replica], cause: str) -> list[Transition]:

@@ -4,12 +4,13 @@ A backend that cannot be asked is asked again, as long as it takes; meanwhile no
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from services.common import log
 from services.launcher import clock, facts
+from services.launcher.intents import Intents, label
 from services.launcher.operations import OperationState
 from services.launcher.ports import (
     Backend,
@@ -60,9 +61,9 @@ class Carrier:
         self._book = book
         self._means = means
         self._backend = means.backend
-        self._operations = means.store.operations
+        self._intents = Intents(means.store, book.run.run_id)
         # Starts that a drain or a kill may still prevent.
-        self._starting: dict[Key, asyncio.Task[Unit]] = {}
+        self._starting: dict[Key, asyncio.Task[Any]] = {}
         # Those that are being killed, or were just now, and how often each was.
         self._killing: set[Unit] = set()
         self._kills: dict[Unit, int] = {}
@@ -70,28 +71,41 @@ class Carrier:
     async def start(self, key: Key) -> None:
         """Start a replica and see it through to its end."""
         launch = self._book.launch(key)
-        start = asyncio.create_task(self._obtain(key, launch), name=f"start {launch.name}")
-        self._starting[key] = start
-        try:
-            await asyncio.wait([start])
-        finally:
-            start.cancel()
-            del self._starting[key]
+        start = await self._preventable(key, self._obtain(key, launch))
         await self._see_through(key, launch, start)
+
+    async def _preventable(self, key: Key, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """What came of it; a drain or a kill cancels it."""
+        task = asyncio.create_task(work, name=f"start {label(key)}")
+        self._starting[key] = task
+        try:
+            await asyncio.wait([task])
+        finally:
+            task.cancel()
+            del self._starting[key]
+        return task
 
     async def take_over(self, key: Key) -> None:
         """Go on with a replica where another launcher died."""
-        replica, launch = self._book.run.replicas[key], self._book.launch(key)
-        unit = replica.unit or await self.asked(lambda: self._backend.find(launch))
-        if unit is None and replica.state is ReplicaState.STARTING:
+        launch, unit = self._book.launch(key), self._book.run.replicas[key].unit
+        if unit is None:
+            # Whoever started it may be starting it still, which takes as long as it takes.
+            looking = self.asked(lambda: self._backend.find(launch))
+            look = await self._preventable(key, looking)
+            if look.cancelled():
+                return await self._prevented(key, launch)
+            unit = look.result()
+        replica = self._book.run.replicas[key]
+        wanted = replica.state is ReplicaState.STARTING and not self._book.run.ending
+        if unit is None and wanted:
             return await self.start(key)
         if unit is None:
-            return self._lost(key, "its start had not come to anything")
+            return await self._prevented(key, launch)
         if not await self.asked(lambda: self._backend.attach(launch, unit)):
             await self.asked(lambda: self._backend.end(unit, 0.0))
-            return self._lost(key, "it ended while no launcher was there")
+            return await self._lost(key, "it ended while no launcher was there")
         if replica.unit is None:
-            self._note_started(key, unit, "found again")
+            await self._note_started(key, unit, "found again")
         if replica.unit is None and replica.state is ReplicaState.DRAINING:
             await self.kill(key)
         await self._follow(key, launch, unit)
@@ -143,9 +157,7 @@ class Carrier:
     async def clean(self) -> None:
         """Free what is left of the run, and write down what was found."""
         run_id = self._book.run.run_id
-        # A launcher that is dead may not have seen the end of it.
-        begun = self._operations.open(run_id, "clean", run_id)
-        number = begun.number if begun else self._operations.intend(run_id, "clean", run_id)
+        number = await self._intents.begin_clean()
         try:
             evidence = await self._backend.clean(run_id)
         except BackendUnreachable as error:
@@ -154,7 +166,7 @@ class Carrier:
         else:
             gone, detail = evidence.gone, evidence.detail
             self.say_unreachable("")
-        self._operations.conclude(number, gone, detail)
+        await self._intents.conclude(number, gone, detail)
         run, notes = facts.cleaned(self._book.run, gone, detail, clock.now())
         self._book.commit(run, notes, cause=detail)
 
@@ -184,43 +196,56 @@ class Carrier:
         try:
             unit = start.result()
         except asyncio.CancelledError:
-            await self.asked(lambda: self._backend.undo(launch))
-            self._failed(key, "not wanted any more")
-            self._book.gone(key, Exit(0))
+            await self._prevented(key, launch)
         except CapacityError as error:
-            await self.asked(lambda: self._backend.undo(launch))
-            self._failed(key, str(error))
+            await self._undo(launch)
+            await self._failed(key, str(error))
             run, notes = facts.no_capacity(
                 self._book.run, key, str(error), clock.now(), self._means.policy
             )
             self._book.commit(run, notes, cause=str(error))
         except SetupError as error:
-            await self.asked(lambda: self._backend.undo(launch))
-            self._failed(key, str(error))
+            await self._undo(launch)
+            await self._failed(key, str(error))
             self._book.gone(key, Exit(1, str(error), unready=True))
-        except StartLostError as error:
-            self._failed(key, str(error))
+        # Of a defect here, such as a file that cannot be read just now, as of one elsewhere.
+        except (StartLostError, OSError) as error:
+            await self._undo(launch)
+            await self._failed(key, str(error))
             self._book.gone(key, Exit(1, str(error), began=False))
         except BackendError as error:
             # Asking again changes nothing: the machine lacks what the spec wants.
-            self._failed(key, str(error))
+            await self._undo(launch)
+            await self._failed(key, str(error))
             self._book.gone(key, Exit(EXIT_BAD_CONFIG, str(error), began=False))
         else:
-            self._note_started(key, unit, "started")
+            await self._note_started(key, unit, "started")
             await self._follow(key, launch, unit)
+
+    async def _prevented(self, key: Key, launch: Launch) -> None:
+        await self._undo(launch)
+        await self._failed(key, "not wanted any more")
+        self._book.gone(key, Exit(0))
+
+    async def _undo(self, launch: Launch) -> None:
+        """End what a start has left, which the next would stumble over."""
+        try:
+            await self.asked(lambda: self._backend.undo(launch))
+        except BackendError as error:
+            # Whoever looks for the run's remains asks again.
+            _log.warning("a start was not undone", replica=label(launch.key), error=str(error))
 
     async def _obtain(self, key: Key, launch: Launch) -> Unit:
         """Ask for the replica until there is an answer. What was not answered may have been heard:
         it is looked for before it is asked again."""
-        operation = self._operations.open(launch.run_id, "start", _label(key))
-        heard = operation is not None and operation.state is OperationState.SENT
+        heard = self._intents.heard(key)
 
         async def attempt() -> Unit:
             nonlocal heard
             unit = await self._backend.find(launch) if heard else None
             if unit is not None and await self._backend.attach(launch, unit):
                 return unit
-            self._mark(key, OperationState.SENT)
+            await self._intents.mark(key, OperationState.SENT)
             heard = True
             return await self._ask(launch)
 
@@ -247,24 +272,15 @@ class Carrier:
                 self.say_unreachable("")
                 return self._book.gone(key, how)
 
-    def _note_started(self, key: Key, unit: Unit, cause: str) -> None:
+    async def _note_started(self, key: Key, unit: Unit, cause: str) -> None:
         run = facts.started(self._book.run, key, unit, clock.now(), self._means.policy)
         self._book.commit(run, cause=cause)
-        self._mark(key, OperationState.DONE, unit.name)
+        await self._intents.mark(key, OperationState.DONE, unit.name)
 
-    def _failed(self, key: Key, why: str) -> None:
-        self._mark(key, OperationState.FAILED, why)
+    async def _failed(self, key: Key, why: str) -> None:
+        await self._intents.mark(key, OperationState.FAILED, why)
 
-    def _lost(self, key: Key, why: str) -> None:
-        self._failed(key, why)
-        _log.info("a replica is gone", replica=_label(key), why=why)
+    async def _lost(self, key: Key, why: str) -> None:
+        await self._failed(key, why)
+        _log.info("a replica is gone", replica=label(key), why=why)
         self._book.gone(key, Exit(None, why))
-
-    def _mark(self, key: Key, state: OperationState, detail: str = "") -> None:
-        operation = self._operations.open(self._book.run.run_id, "start", _label(key))
-        if operation is not None:
-            self._operations.mark(operation.number, state, detail)
-
-
-def _label(key: Key) -> str:
-    return f"{key[0]}-{key[1]}"

@@ -6,12 +6,14 @@ Level-triggered: calling it twice does no harm, and after any change it is simpl
 from dataclasses import replace
 
 from services.launcher.facts import torn_down
+from services.launcher.registry import Command
 from services.launcher.runs import (
     DRAIN_STAGES,
     KILL_AGAIN_S,
     Action,
     Clean,
     Drain,
+    Key,
     Kill,
     Policy,
     Replica,
@@ -140,3 +142,19 @@ def next_due(run: Run, now: float) -> float | None:
     if run.state is RunState.TEARDOWN:
         dues.append(run.clean_at)
     return min((due for due in dues if due > now), default=None)
+
+
+def command_of(run: Run, key: Key, now: float) -> Command:
+    """What a replica is told when it says something."""
+    replica = run.replicas.get(key)
+    if run.state.ended:
+        return Command.STOP
+    if replica is None:
+        # Somebody started it by hand to help; it goes when the run goes.
+        return Command.DRAIN if run.ending else Command.NONE
+    if replica.state.over:
+        # SkyPilot has given a machine again to what it could not cancel.
+        return Command.STOP
+    if replica.state is not ReplicaState.DRAINING:
+        return Command.NONE
+    return Command.STOP if now >= replica.due else Command.DRAIN

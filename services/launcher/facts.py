@@ -39,6 +39,13 @@ def started(run: Run, key: Key, unit: Unit, now: float, policy: Policy) -> Run:
     return run.put([replica])
 
 
+def taken_over(run: Run, now: float, grace_s: float) -> Run:
+    """Another launcher goes on with this run. What began to serve while none was there is not late:
+    it has so long to say so."""
+    waiting = [r for r in run.replicas.values() if r.state is ReplicaState.STARTING and r.live]
+    return run.put([replace(r, due=max(r.due, now + grace_s)) for r in waiting])
+
+
 def no_capacity(
     run: Run, key: Key, error: str, now: float, policy: Policy
 ) -> tuple[Run, list[Note]]:
@@ -136,9 +143,10 @@ def _failed(
 def _given_up(
     run: Run, replica: Replica, outcome: Outcome, now: float, policy: Policy, verdict: str
 ) -> tuple[Run, list[Note]]:
-    """The run goes on without this replica, if there is another one of its service."""
+    """The run goes on without this replica, if another one of its service is to stay."""
     run = run.put([replace(replica, state=ReplicaState.FAILED)])
-    if all(other.state is ReplicaState.FAILED for other in run.of(replica.service)):
+    gone = (ReplicaState.FAILED, ReplicaState.DRAINING, ReplicaState.STOPPED)
+    if all(other.state in gone for other in run.of(replica.service)):
         run = end(run, outcome, now, policy, verdict)
     return run, [Note(verdict)]
 

@@ -83,7 +83,7 @@ class Launcher:
     async def recover(self) -> list[str]:
         """Take over the runs of a launcher that died, and end what runs here of no run; returns
         the names of that. Raises BackendError."""
-        left = [stored for stored in self.store.newest() if not stored.run.state.ended]
+        left = self.store.unended()
         for stored in left:
             self.backend(stored.run.backend)
         for stored in left:
@@ -167,12 +167,19 @@ class Launcher:
             with self.store.transaction():
                 stored = self._write_begin(plan, run_id, mode, prices)
                 self.store.remember(request_id, digest, run_id)
-            try:
-                await self._supervise(stored, plan.config)
-            except ConfigError as error:
-                leaks.abandon(self.store, stored.run, str(error))
-                raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", str(error)) from error
+            # A client that asks no longer must not leave a run that nobody watches.
+            await asyncio.shield(self._begin(stored, plan.config))
         return run_id
+
+    async def _begin(self, stored: StoredRun, config: LauncherConfig) -> None:
+        try:
+            await self._supervise(stored, config)
+        except ConfigError as error:
+            leaks.abandon(self.store, stored.run, str(error))
+            raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", str(error)) from error
+        except OSError as error:
+            leaks.abandon(self.store, stored.run, f"the launcher failed: {error}")
+            raise refuse(StatusCode.UNAVAILABLE, "NOT_BEGUN", str(error)) from error
 
     def _write_begin(
         self, plan: Plan, run_id: str, mode: RunMode, prices: dict[str, float]
@@ -295,6 +302,9 @@ class Launcher:
             draining = run.state is RunState.DRAINING
             if draining and run.unreachable and clock.now() >= run.drain_by:
                 _log.error("not ended", run_id=run_id, why=run.unreachable, hint=_NEXT_LAUNCHER)
+                self._tasks[run_id].cancel()
+            elif run.state.ended and supervisor.behind:
+                _log.error("its end is not written down", run_id=run_id, hint=_NEXT_LAUNCHER)
                 self._tasks[run_id].cancel()
 
     def hurry(self) -> None:

@@ -50,10 +50,12 @@ class Store:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
+            self._db.execute("COMMIT")
         except BaseException:
-            self._db.execute("ROLLBACK")
+            # SQLite rolls back by itself where the disk is full.
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
             raise
-        self._db.execute("COMMIT")
 
     def request(self, request_id: str) -> tuple[str, str] | None:
         """The digest and run of a StartRun that was answered before."""
@@ -175,6 +177,11 @@ class Store:
         found = self._db.execute(
             "SELECT * FROM runs ORDER BY created DESC, run_id DESC LIMIT ?", (limit,)
         ).fetchall()
+        return [self._stored(row) for row in found]
+
+    def unended(self) -> list[StoredRun]:
+        """The runs that go on, however long ago they were begun first."""
+        found = self._db.execute("SELECT * FROM runs WHERE ended IS NULL").fetchall()
         return [self._stored(row) for row in found]
 
     def suspects(self, backend: str) -> list[StoredRun]:

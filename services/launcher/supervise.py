@@ -1,17 +1,19 @@
 """Keeps one run as it is wanted: the pure state machine, its ledger and a backend, in a loop."""
 
 import asyncio
+import sqlite3
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.common import log
 from services.launcher import books, clock, facts, runs
 from services.launcher.adopt import JOURNAL
 from services.launcher.carry import Carrier, Means
 from services.launcher.config import LauncherConfig
-from services.launcher.decide import decide, next_due
+from services.launcher.decide import command_of, decide, next_due
 from services.launcher.launches import launch_of
 from services.launcher.metering import Metering
 from services.launcher.ports import (
@@ -25,7 +27,7 @@ from services.launcher.ports import (
     UnitReport,
 )
 from services.launcher.prepare import prepare_run
-from services.launcher.progress import Progress, Signal, raised
+from services.launcher.progress import Progress, Signal
 from services.launcher.registry import Command, Member, Roster, UnregisteredError
 from services.launcher.runs import Action, Clean, Drain, Exit, Key, Kill, Note, Run, RunState, Start
 from services.launcher.store import Store, StoredRun
@@ -34,6 +36,8 @@ from services.launcher.units import EXIT_PREEMPTED, Units, news, node_key
 # Progress is worth an event when it is news, or when it is this old.
 _PROGRESS_S = 0.9
 _LOOK_AROUND_S = 5.0
+_WRITE_AGAIN_S = 1.0
+_log = log.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,7 @@ class Supervisor:
         limit = config.sky.provision.timeout_s if config.backend == "sky" else None
         means = Means(around.backend, around.store, self._policy, limit)
         self._carrier = Carrier(self, means)
+        self._scribe = books.Scribe(around.store, stored.run)
         self._metering = Metering(around.hooks.meter, config, stored.prices, stored.begun)
         self._wake = asyncio.Event()
         self._progress_at = 0.0
@@ -81,6 +86,7 @@ class Supervisor:
             # While no launcher was there nobody looked for remains.
             run = facts.torn_down(self.run, clock.now(), self._policy)
             self.commit(run, cause="another launcher looks")
+        self.run = facts.taken_over(self.run, clock.now(), self.config.silent_after_s)
         async with asyncio.TaskGroup() as tasks:
             for replica in self.run.replicas.values():
                 if not replica.state.over and replica.state is not runs.ReplicaState.RESTARTING:
@@ -88,9 +94,12 @@ class Supervisor:
             while not self.run.state.ended:
                 self._wake.clear()
                 run, actions = decide(self.run, clock.now(), self._policy)
-                self._commit(run, actions)
-                for action in actions:
-                    await self._act(action, tasks)
+                if self._commit(run, actions):
+                    for action in actions:
+                        await self._act(action, tasks)
+                else:
+                    # What it costs meanwhile is counted all the same.
+                    self._commit(self.run, [])
                 while self._moved:
                     self._carry(tasks, self._carrier.price(self._moved.pop()))
                 self._report_silence()
@@ -98,6 +107,14 @@ class Supervisor:
             for carried in self._carried:
                 # A replica whose end nobody has told of is waited for no longer.
                 carried.cancel()
+        while self.behind:
+            await asyncio.sleep(_WRITE_AGAIN_S)
+            self._commit(self.run, [])
+
+    @property
+    def behind(self) -> bool:
+        """Whether the ledger lacks something of the run."""
+        return self._scribe.behind
 
     def _carry(self, tasks: asyncio.TaskGroup, work: Coroutine[Any, Any, None]) -> None:
         task = tasks.create_task(work)
@@ -184,7 +201,7 @@ class Supervisor:
 
     def beat(self, key: Key, incarnation: str, serving: bool, progress: Progress) -> Command:
         """Note a heartbeat, answer with a command. Raises ReplacedError, UnregisteredError."""
-        command = self._command(key)
+        command = command_of(self.run, key, clock.now())
         listed = serving and command is Command.NONE
         version = self.roster.version
         if not self.roster.beat(key, incarnation, listed, clock.now()):
@@ -209,27 +226,13 @@ class Supervisor:
         text = news(speaker, before, report)
         self.commit(run, [Note(text)] if text else [])
         self._wake.set()
-        return self._command(key)
+        return command_of(self.run, key, clock.now())
 
     def has_trained(self) -> bool:
         """Whether the run must never begin anew: its learner has told of a step, or was here."""
         around = self._around
         here = (around.run_dir / JOURNAL).exists()
         return here or around.store.has_trained(self.run.run_id)
-
-    def _command(self, key: Key) -> Command:
-        replica = self.run.replicas.get(key)
-        if self.run.state.ended:
-            return Command.STOP
-        if replica is None:
-            # Somebody started it by hand to help; it goes when the run goes.
-            return Command.DRAIN if self.run.ending else Command.NONE
-        if replica.state.over:
-            # SkyPilot has given a machine again to what it could not cancel.
-            return Command.STOP
-        if replica.state is not runs.ReplicaState.DRAINING:
-            return Command.NONE
-        return Command.STOP if clock.now() >= replica.due else Command.DRAIN
 
     def scale(self, service: str, replicas: int) -> None:
         run = facts.scale(self.run, service, replicas)
@@ -257,14 +260,14 @@ class Supervisor:
         if not news and (progress == known or clock.now() - self._progress_at < _PROGRESS_S):
             return
         now = self._progress_at = clock.now()
-        store, run_id = self._around.store, self.run.run_id
-        with store.transaction():
-            store.save_metrics(run_id, progress.metrics)
-            store.add_event(run_id, now, "progress", progress.body())
-            for alarm in sorted(set(raised(progress.metrics)) - set(raised(known.metrics))):
-                body = {"text": f"alarm: {alarm}", "alarm": alarm}
-                store.add_event(run_id, now, "alarm", body)
-        self.changed.notify()
+        try:
+            books.write_progress(self._around.store, self.run.run_id, known, progress, now)
+        except sqlite3.Error as error:
+            # The next is written with all that this one said.
+            self.progress = known
+            _log.error("progress cannot be written", run_id=self.run.run_id, error=str(error))
+        else:
+            self.changed.notify()
 
     def _report_silence(self) -> None:
         silent = self.roster.silent(clock.now(), self.config.silent_after_s)
@@ -280,17 +283,23 @@ class Supervisor:
         """Make `run` the truth: ledger first, then whoever watches."""
         self._commit(run, [*(notes or [])], cause)
 
-    def _commit(self, run: Run, actions: list[Action] | list[Note], cause: str = "") -> None:
+    def _commit(self, run: Run, actions: list[Action] | list[Note], cause: str = "") -> bool:
+        """False, and nothing has changed: what is to be started could not be written down."""
         notes = [action for action in actions if isinstance(action, Note)]
         starts = [action.key for action in actions if isinstance(action, Start)]
         run, notes = self._counted(run, notes)
         before = self.run
-        if before == run and not notes:
-            return
+        if before == run and not notes and not self.behind:
+            return True
+        written = self._scribe.write(run, notes, cause, starts)
+        if not written and starts:
+            return False
         self.run = run
-        books.write(self._around.store, before, run, notes, cause, starts)
-        self._wake.set()
-        self.changed.notify()
+        # What changes nothing but could not be written wakes nobody, or they would ask at once.
+        if written or run != before:
+            self._wake.set()
+            self.changed.notify()
+        return True
 
     def _counted(self, run: Run, notes: list[Note]) -> tuple[Run, list[Note]]:
         """The run with what it has cost by now; what costs too much is drained."""

@@ -131,6 +131,13 @@ async def serving(
     store.close()
 
 
+async def until(reached: Callable[[], bool], limit_s: float = 15.0) -> None:
+    """Poll something that tells nobody when it changes."""
+    async with asyncio.timeout(limit_s):
+        while not reached():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
 async def start_cli(*arguments: str) -> asyncio.subprocess.Process:
     """The `flotilla` command with its output in a pipe."""
     return await asyncio.create_subprocess_exec(

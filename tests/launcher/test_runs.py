@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -116,6 +117,19 @@ def test_one_lost_rollout_of_two_does_not_fail_the_run() -> None:
     assert actions == [], "scaling down drops the failed one"
     run, actions = decide(facts.scale(run, ROLLOUT, 2), 9.0, POLICY)
     assert actions == [Start((ROLLOUT, 2))]
+
+
+@pytest.mark.parametrize("state", [ReplicaState.DRAINING, ReplicaState.STOPPED])
+def test_one_that_was_scaled_away_keeps_no_run_whose_last_replica_is_lost(
+    state: ReplicaState,
+) -> None:
+    run, _ = decide(facts.scale(running(), ROLLOUT, 1), 0.0, POLICY)
+    assert run.replicas[ROLLOUT, 1].state is ReplicaState.DRAINING
+    if state is ReplicaState.STOPPED:
+        run, _ = facts.exited(run, (ROLLOUT, 1), Exit(0), 0.0, POLICY)
+    run, _ = facts.exited(run, (ROLLOUT, 0), Exit(2, "a bad key"), 0.0, POLICY)
+    assert run.goal is RunState.FAILED
+    assert "a bad key" in run.error
 
 
 def test_a_config_error_is_not_tried_again() -> None:
