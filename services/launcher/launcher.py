@@ -255,7 +255,9 @@ class Launcher:
 
     @property
     def idle(self) -> bool:
-        return not self._active and not self._starting.locked()
+        """Whether nothing is lost when this launcher goes."""
+        suspected = leaks.suspected(self.store, self._equipment.backends)
+        return not self._active and not self._starting.locked() and not suspected
 
     def scale(self, run_id: str, service: str, replicas: int) -> None:
         supervisor = self.active(run_id)

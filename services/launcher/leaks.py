@@ -5,9 +5,18 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 from services.common import log
-from services.launcher import books, prepare
+from services.launcher import books, clock, prepare
 from services.launcher.ports import Backend, BackendUnreachable, Stray
-from services.launcher.runs import Cleanup, Note, Outcome, ReplicaState, Run, RunState, Unit
+from services.launcher.runs import (
+    SUSPECTED_FOR_S,
+    Cleanup,
+    Note,
+    Outcome,
+    ReplicaState,
+    Run,
+    RunState,
+    Unit,
+)
 from services.launcher.store import Store, StoredRun
 
 # How long what a dead launcher left may take to drain.
@@ -117,6 +126,12 @@ def left(run: Run) -> Run:
     if run.backend == "local":
         return run
     return replace(run, cleanup=Cleanup.LEAK_SUSPECTED, cleanup_detail="not looked for yet")
+
+
+def suspected(store: Store, backends: Iterable[str]) -> bool:
+    """Whether a run that ended not long ago may have left something: somebody must look again."""
+    ended = [each.ended or 0.0 for name in backends for each in store.suspects(name)]
+    return any(clock.now() < at + SUSPECTED_FOR_S for at in ended)
 
 
 def abandon(store: Store, run: Run, error: str) -> Run:

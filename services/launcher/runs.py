@@ -17,6 +17,8 @@ PHASE_DONE = "done"
 EXIT_BAD_CONFIG = 2
 # A kill that has not ended a process is repeated after this long.
 KILL_AGAIN_S = 2.0
+# For so long launchers look again for what a run may have left; then it is for people.
+SUSPECTED_FOR_S = 24 * 3600.0
 
 Key = tuple[str, int]
 

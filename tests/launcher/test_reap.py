@@ -4,16 +4,21 @@ import asyncio
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Collection, Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from services.launcher import address_file, leaks
+import pytest
+
+from services.launcher import address_file, codec, leaks
 from services.launcher.adapters.fake import FakeBackend
 from services.launcher.adapters.local import MARK
+from services.launcher.console import connection
 from services.launcher.launcher import Equipment, Launcher
 from services.launcher.ports import Launch
-from services.launcher.runs import ROLLOUT, Cleanup, Run, RunState, Unit
+from services.launcher.runs import ROLLOUT, SUSPECTED_FOR_S, Cleanup, Run, RunState, Unit
 from services.launcher.store import Store
 from tests.faults.launcher_kills.file_cloud import FileCloud
 from tests.launcher.harness import REPOSITORY, OneRegistry, start_cli
@@ -48,6 +53,27 @@ async def test_a_launcher_ends_at_its_start_what_an_ended_run_left_at_a_cloud(
     await asyncio.wait_for(until_empty(cloud), 5.0)
     watch.cancel()
     await asyncio.gather(watch, return_exceptions=True)
+    store.close()
+
+
+@pytest.mark.parametrize("age_s", [60.0, SUSPECTED_FOR_S + 60.0])
+async def test_a_launcher_stays_for_a_day_while_a_run_may_have_left_something(
+    tmp_path: Path, age_s: float
+) -> None:
+    store, cloud = Store(tmp_path / "launcher.sqlite"), FileCloud(tmp_path / "cloud")
+    run = Run("old-1", "old", {}, backend="sky", cleanup=Cleanup.LEAK_SUSPECTED)
+    run = replace(run, state=RunState.COMPLETED)
+    store.begin(run, "{}", time.time() - age_s, {})
+    store.save(run, [], time.time() - age_s)
+    backends = {"local": FakeBackend, "sky": lambda: cloud}
+    launcher = Launcher(tmp_path, store, Equipment(backends, OneRegistry()))
+    recent = age_s < SUSPECTED_FOR_S
+    assert launcher.idle is not recent
+    answer = codec.run(store.newest()[0], tmp_path, brief=True)
+    assert connection.in_hand(answer) is recent
+    await launcher.reap()
+    assert launcher.idle, "it has looked again, and nothing is there"
+    assert not connection.in_hand(codec.run(store.newest()[0], tmp_path, brief=True))
     store.close()
 
 

@@ -22,6 +22,7 @@ from services.launcher.address_file import Address
 from services.launcher.console.interrupts import Interrupts
 from services.launcher.identity import LAUNCHER
 from services.launcher.logs import last_lines
+from services.launcher.runs import SUSPECTED_FOR_S
 
 if TYPE_CHECKING:
     from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceAsyncStub
@@ -169,14 +170,22 @@ async def _address_of(runs: Path, own: asyncio.subprocess.Process) -> Address:
 
 
 async def _busy(stub: "RunServiceAsyncStub") -> bool:
-    """Whether the launcher has runs that somebody else waits for."""
-    over = (pb.RUN_STATE_COMPLETED, pb.RUN_STATE_FAILED, pb.RUN_STATE_STOPPED)
+    """Whether the launcher has runs that somebody else waits for, or has to look for what one has
+    left: it goes by itself when it has not."""
     try:
         answer = await stub.ListRuns(pb.ListRunsRequest(), timeout=5.0)
     except grpc.aio.AioRpcError:
         # It is not there any more, or stuck: stopping it is right either way.
         return False
-    return any(run.state not in over for run in answer.runs)
+    return any(in_hand(run) for run in answer.runs)
+
+
+def in_hand(run: pb.Run) -> bool:
+    """Whether its launcher must not go yet."""
+    if run.state not in (pb.RUN_STATE_COMPLETED, pb.RUN_STATE_FAILED, pb.RUN_STATE_STOPPED):
+        return True
+    recent = time.time() < run.end_time.seconds + SUSPECTED_FOR_S
+    return run.cleanup == pb.CLEANUP_LEAK_SUSPECTED and recent
 
 
 async def _stop(own: asyncio.subprocess.Process, interrupts: Interrupts) -> None:

@@ -130,6 +130,14 @@ def _conclude(outcome: Outcome, request: Request, runs: Path, console: Console) 
         console.print("Interrupted before the run began; the same command starts over.")
         return INTERRUPTED
     run_dir = runs / run.run_id
+    if run.cleanup == pb.CLEANUP_LEAK_SUSPECTED:
+        left = f"something of run {run.run_id} may be left: flotilla status {run.run_id} says what"
+        console.print(
+            f"{left}; its launcher looks again every few minutes, for a day",
+            style="red",
+            highlight=False,
+            soft_wrap=True,
+        )
     if run.state == pb.RUN_STATE_COMPLETED:
         report.add_total_seconds(run_dir, outcome.seconds)
         evaluated = run.mode == pb.RUN_MODE_EVAL_ONLY
@@ -139,8 +147,7 @@ def _conclude(outcome: Outcome, request: Request, runs: Path, console: Console) 
     if run.state == pb.RUN_STATE_FAILED:
         _fail(console, f"run {run.run_id} failed: {run.error}", FAILED)
     elif run.cleanup == pb.CLEANUP_LEAK_SUSPECTED:
-        left = f"something of it may be left: flotilla status {run.run_id} says what"
-        console.print(f"Run {run.run_id} was stopped; {left}", highlight=False, soft_wrap=True)
+        console.print(f"Run {run.run_id} was stopped.", highlight=False)
     else:
         console.print(f"Run {run.run_id} was stopped; nothing of it is running.", highlight=False)
     console.print(f"To go on:\n  {request.again}", markup=False, highlight=False, soft_wrap=True)
