@@ -142,7 +142,10 @@ def _checked(ca: bytes, certificate: bytes, key: bytes, *, where: str) -> Tls:
 
 def _why_not_valid(message: str) -> str:
     if "expired" in message:
-        return "the certificate has expired: begin a new run, or resume this one, for a new one"
+        return (
+            "the certificate has expired: begin a new run, or resume this one, for a new one; a"
+            " launcher makes one at its start, and its launcher.json is to be copied again then"
+        )
     if "not yet valid" in message:
         return "the certificate is not valid yet: this machine's clock is behind; set it"
     return f"the certificate is not of this CA ({message}): all files must be of one run"
