@@ -216,6 +216,7 @@ def test_every_secret_that_is_known_by_name_is_a_canary() -> None:
     workflow = (REPOSITORY / ".github/workflows/train-skypilot.yml").read_text()
     of_workflow = {re.sub(r"_(TOOL|COMPUTER)_USE$", "", name) for name in SECRET.findall(workflow)}
     known = {*of_workflow, *KNOWN, *secret_names.IDENTITY, LauncherConfig().notify.slack.token_env}
-    # FLOTILLA_TLS is made by the launcher, and is among the canaries by its keys. The place where a
-    # repository keeps its checkpoints opens nothing.
-    assert known - {TLS_VARIABLE, "CHECKPOINT_REMOTE"} <= set(Canaries().environ("http://hook"))
+    # FLOTILLA_TLS is made by the launcher, and is among the canaries by its keys. The places where
+    # a repository keeps its checkpoints and tells of its runs open nothing.
+    places = {"CHECKPOINT_REMOTE", "SLACK_CHANNEL"}
+    assert known - {TLS_VARIABLE} - places <= set(Canaries().environ("http://hook"))

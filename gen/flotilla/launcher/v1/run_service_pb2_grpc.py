@@ -39,6 +39,7 @@ class RunServiceStub(object):
     FAILED_PRECONDITION RUN_ENDED        the run has ended
     NOT_FOUND           UNKNOWN_RUN
     UNAVAILABLE         CLOSING          the launcher is ending: ask its successor
+    UNAVAILABLE         NOT_BEGUN        the launcher's files cannot be written: the run has failed
     UNAVAILABLE         BACKEND_UNREACHABLE  it cannot be asked what there is
     UNAVAILABLE         STREAM_AGE       the stream has run long enough: watch again
     ALREADY_EXISTS      REQUEST_CONFLICT other content under the same request_id
@@ -112,6 +113,7 @@ class RunServiceServicer(object):
     FAILED_PRECONDITION RUN_ENDED        the run has ended
     NOT_FOUND           UNKNOWN_RUN
     UNAVAILABLE         CLOSING          the launcher is ending: ask its successor
+    UNAVAILABLE         NOT_BEGUN        the launcher's files cannot be written: the run has failed
     UNAVAILABLE         BACKEND_UNREACHABLE  it cannot be asked what there is
     UNAVAILABLE         STREAM_AGE       the stream has run long enough: watch again
     ALREADY_EXISTS      REQUEST_CONFLICT other content under the same request_id
@@ -253,6 +255,7 @@ class RunService(object):
     FAILED_PRECONDITION RUN_ENDED        the run has ended
     NOT_FOUND           UNKNOWN_RUN
     UNAVAILABLE         CLOSING          the launcher is ending: ask its successor
+    UNAVAILABLE         NOT_BEGUN        the launcher's files cannot be written: the run has failed
     UNAVAILABLE         BACKEND_UNREACHABLE  it cannot be asked what there is
     UNAVAILABLE         STREAM_AGE       the stream has run long enough: watch again
     ALREADY_EXISTS      REQUEST_CONFLICT other content under the same request_id

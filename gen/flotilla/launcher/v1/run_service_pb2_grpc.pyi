@@ -31,6 +31,7 @@ class RunServiceStub:
       FAILED_PRECONDITION RUN_ENDED        the run has ended
       NOT_FOUND           UNKNOWN_RUN
       UNAVAILABLE         CLOSING          the launcher is ending: ask its successor
+      UNAVAILABLE         NOT_BEGUN        the launcher's files cannot be written: the run has failed
       UNAVAILABLE         BACKEND_UNREACHABLE  it cannot be asked what there is
       UNAVAILABLE         STREAM_AGE       the stream has run long enough: watch again
       ALREADY_EXISTS      REQUEST_CONFLICT other content under the same request_id
@@ -110,6 +111,7 @@ class RunServiceAsyncStub:
       FAILED_PRECONDITION RUN_ENDED        the run has ended
       NOT_FOUND           UNKNOWN_RUN
       UNAVAILABLE         CLOSING          the launcher is ending: ask its successor
+      UNAVAILABLE         NOT_BEGUN        the launcher's files cannot be written: the run has failed
       UNAVAILABLE         BACKEND_UNREACHABLE  it cannot be asked what there is
       UNAVAILABLE         STREAM_AGE       the stream has run long enough: watch again
       ALREADY_EXISTS      REQUEST_CONFLICT other content under the same request_id
@@ -188,6 +190,7 @@ class RunServiceServicer(metaclass=abc.ABCMeta):
       FAILED_PRECONDITION RUN_ENDED        the run has ended
       NOT_FOUND           UNKNOWN_RUN
       UNAVAILABLE         CLOSING          the launcher is ending: ask its successor
+      UNAVAILABLE         NOT_BEGUN        the launcher's files cannot be written: the run has failed
       UNAVAILABLE         BACKEND_UNREACHABLE  it cannot be asked what there is
       UNAVAILABLE         STREAM_AGE       the stream has run long enough: watch again
       ALREADY_EXISTS      REQUEST_CONFLICT other content under the same request_id
