@@ -62,7 +62,15 @@ async def test_train_prints_a_line_per_step_and_the_files_and_leaves_nothing_run
     assert (code, "hello from rollout-0" in output) == (0, True)
 
 
-@pytest.mark.parametrize("sign", ["Making", "Run fake-", "rollout-0 running", "step 2/"])
+@pytest.mark.parametrize(
+    "sign",
+    [
+        "Making",
+        pytest.param("Run fake-", marks=pytest.mark.slow),
+        pytest.param("rollout-0 running", marks=pytest.mark.slow),
+        "step 2/",
+    ],
+)
 async def test_ctrl_c_at_any_moment_leaves_no_process_and_a_run_that_can_go_on(
     tmp_path: Path, sign: str
 ) -> None:

@@ -35,6 +35,7 @@ async def test_packages_that_nobody_here_can_tell_are_warned_of(
     says(await probed("versions", about), Status.WARN, *TOLD, "is another one")
 
 
+@pytest.mark.slow
 async def test_a_ring_is_made_of_the_launchers_own_torch_or_warned_of(
     policy: Path, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -44,6 +45,7 @@ async def test_a_ring_is_made_of_the_launchers_own_torch_or_warned_of(
     says(await probed("ring", about), Status.WARN, *TOLD, "lacks torch")
 
 
+@pytest.mark.slow
 async def test_a_tokenizer_is_compared_by_the_launchers_own_packages_or_warned_of(
     policy: Path, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

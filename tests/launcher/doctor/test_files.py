@@ -82,10 +82,18 @@ def change(folder: Path, how: Callable[[dict[str, Any]], Any]) -> None:
     ("plant", "words"),
     [
         (no_template, ("has no chat template", "add a chat_template.jinja")),
-        (two_templates, ("several chat templates: default, tool_use", "keep one")),
+        pytest.param(
+            two_templates,
+            ("several chat templates: default, tool_use", "keep one"),
+            marks=pytest.mark.slow,
+        ),
         (lambda folder: (folder / "tokenizer.json").unlink(), ("has no tokenizer.json",)),
         (token_for_transformers_alone, ("transformers reads '<|theirs|>' as [", "disagree")),
-        (token_for_the_learner_alone, ("transformers reads '<done>' as [", "disagree")),
+        pytest.param(
+            token_for_the_learner_alone,
+            ("transformers reads '<done>' as [", "disagree"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 async def test_a_tokenizer_that_two_sides_would_load_differently_is_told(

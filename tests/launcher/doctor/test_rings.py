@@ -104,6 +104,7 @@ async def test_a_node_that_does_not_reach_the_first_rank_is_named(
     assert not ranks()
 
 
+@pytest.mark.slow
 async def test_two_nodes_that_do_not_reach_each_other_are_named(about: Subject) -> None:
     with shut() as closed:
         port = closed.getsockname()[1]
@@ -139,6 +140,7 @@ async def test_an_interface_that_gloo_does_not_find_is_named(
     says(result, Status.FAIL, "gloo ring of 2", "GLOO_SOCKET_IFNAME is 'nowhere0'", "lo")
 
 
+@pytest.mark.slow
 async def test_an_interface_that_is_not_on_a_node_is_named_with_the_node(about: Subject) -> None:
     with echo_of(THERE, **GIVEN, GLOO_SOCKET_IFNAME="nowhere0") as at:
         result = await probed("ring", replace(about, nodes=(at,)))
