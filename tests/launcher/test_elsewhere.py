@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,7 +87,9 @@ async def test_logs_are_followed_over_a_restart_of_the_launcher_to_the_runs_end(
 ) -> None:
     served = ("--listen", f"127.0.0.1:{a_port()}")
     path = write_spec(tmp_path, learner={"steps": 10_000, "step_s": 0.1})
-    async with launcher(tmp_path, *served) as first:
+    # Whoever follows a run wants a launcher for as long as that takes.
+    async with AsyncExitStack() as launchers:
+        first = await launchers.enter_async_context(launcher(tmp_path, *served))
         await address_of(tmp_path)
         laptop = Laptop(tmp_path / "here", (tmp_path / "launcher.json").read_text())
         async with laptop.submitted(path), cli(laptop.secret, "logs", "newest", "-f") as following:
@@ -95,13 +97,13 @@ async def test_logs_are_followed_over_a_restart_of_the_launcher_to_the_runs_end(
             seen = await asyncio.wait_for(read_until(following.stdout, "from rollout-0"), 60)
             first.kill()
             await first.wait()
-            async with launcher(tmp_path, *served):
-                await address_of(tmp_path)
-                await laptop.run("scale", "newest", "rollout=2")
-                seen += await asyncio.wait_for(read_until(following.stdout, "from rollout-1"), 60)
-                code, output = await laptop.run("stop", "newest")
-                assert code == 0, output
-                rest, _ = await asyncio.wait_for(following.communicate(), 60)
+            await launchers.enter_async_context(launcher(tmp_path, *served))
+            await address_of(tmp_path)
+            await laptop.run("scale", "newest", "rollout=2")
+            seen += await asyncio.wait_for(read_until(following.stdout, "from rollout-1"), 60)
+            code, output = await laptop.run("stop", "newest")
+            assert code == 0, output
+            rest, _ = await asyncio.wait_for(following.communicate(), 60)
     assert following.returncode == 0
     told = seen + rest.decode()
     for name in ("env_gateway-0", "learner-0", "rollout-0", "rollout-1"):
