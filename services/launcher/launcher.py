@@ -256,8 +256,9 @@ class Launcher:
     @property
     def idle(self) -> bool:
         """Whether nothing is lost when this launcher goes."""
-        suspected = leaks.suspected(self.store, self._equipment.backends)
-        return not self._active and not self._starting.locked() and not suspected
+        if self._active or self._starting.locked():
+            return False
+        return not leaks.suspected(self.store, self._equipment.backends)
 
     def scale(self, run_id: str, service: str, replicas: int) -> None:
         supervisor = self.active(run_id)

@@ -73,9 +73,7 @@ async def test_a_run_outlives_a_full_disk_and_starts_nothing_that_is_not_written
         await until(lambda: len(backend.launches) == 4)
         kept = store.get(run_id)
         assert kept is not None
-        assert (
-            kept.run.replicas[ROLLOUT, 0].failures == supervisor.run.replicas[ROLLOUT, 0].failures
-        )
+        assert kept.run.replicas[ROLLOUT, 0].failures == rollout_of(supervisor).failures
         told = [event.body.get("text", "") for event in store.events(run_id, 0)]
         assert any("exited with code 1; restart 1 of 9" in text for text in told)
 
