@@ -16,7 +16,7 @@ export OMP_NUM_THREADS ?= 1
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-setup: $(STAMP)  ## create .venv with everything pinned (about 2 GB)
+setup: $(STAMP)  ## create .venv with everything pinned (3.3 GB)
 
 define need-python
 @$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null \

@@ -1,6 +1,7 @@
 """How far engine and trainer differ when nothing is wrong: what the guard's bounds stand on.
 
     python -m benchmarks.mismatch build/tiny-0
+    python -m benchmarks.mismatch build/tiny-0 --device cuda    # engine and rank on one GPU
 
 For each dtype, vLLM and a training rank get the same weights; vLLM samples, the rank scores. One
 line for each, as in the table of docs/mismatch.md. About a minute for each dtype.
@@ -11,6 +12,7 @@ import asyncio
 import json
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +35,14 @@ from services.rollout.types import PolicyId, Publication, Sampling
 
 Dtype = Literal["float32", "bfloat16"]
 DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
+# Engine and rank share a GPU, so that the engine may take half of it alone.
+DEVICES: Mapping[str, tuple[EngineConfig, RankConfig]] = {
+    "cpu": (EngineConfig(device="cpu", max_num_seqs=64), RankConfig()),
+    "cuda": (
+        EngineConfig(device="cuda", max_num_seqs=64, gpu_memory_utilization=0.5),
+        RankConfig(device="cuda"),
+    ),
+}
 TASKS = Path("build/tasks/heldout.json")
 TOKENS = 40
 
@@ -41,18 +51,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("model", type=Path, help="a folder of a Hugging Face model")
     parser.add_argument("--samples", type=int, default=128)
+    parser.add_argument("--device", choices=list(DEVICES), default="cpu")
+    parser.add_argument("--dtype", choices=DTYPES, nargs="+", default=DTYPES)
     given = parser.parse_args()
     print("dtype     temperature  tokens  mean     99.9 %   max      KL")
-    for dtype in DTYPES:
-        asyncio.run(measure(given.model, dtype, given.samples))
+    for dtype in given.dtype:
+        asyncio.run(measure(given.model, dtype, given.samples, *DEVICES[given.device]))
 
 
-async def measure(model: Path, dtype: Dtype, samples: int) -> None:
+async def measure(
+    model: Path, dtype: Dtype, samples: int, settings: EngineConfig, rank: RankConfig
+) -> None:
     """Print one line for each temperature."""
     length = min(512, AutoConfig.from_pretrained(str(model)).max_position_embeddings)
     config = PolicyConfig(model=str(model), dtype=dtype, max_model_len=length)
-    policy, rank = load(config, RankConfig()), RankConfig()
-    engine = await VllmEngine.start(EngineConfig(device="cpu", max_num_seqs=64), served(config))
+    policy = load(config, rank)
+    engine = await VllmEngine.start(settings, served(config))
     try:
         with tempfile.TemporaryDirectory() as folder:
             slots = WeightSlots(

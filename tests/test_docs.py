@@ -42,3 +42,8 @@ def test_the_verifier_of_each_task_may_run_and_tells_a_pass_from_a_fail(
     for found, reward in ((json.dumps([{"item": item, "price": 3}]), 1), ("[]", 0)):
         line = json.dumps({"role": "tool", "content": found})
         assert scope["looked_up"](None, conversation=line) == reward
+
+
+def test_the_verifier_of_the_notebook_may_run_without_a_sandbox() -> None:
+    digest = hashlib.sha256((EXAMPLES / "notes_verifier.py").read_bytes()).hexdigest()
+    assert digest in load_digests(EXAMPLES / "notes_verifiers.sha256")

@@ -15,7 +15,7 @@
 FROM python:3.11.14-slim-bookworm AS build
 WORKDIR /src
 RUN python -m venv /opt/flotilla
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md LICENSE ./
 COPY requirements/cpu.txt requirements/
 COPY gen gen
 COPY tools tools
@@ -44,6 +44,6 @@ ENV HOME=/home/flotilla \
 USER 10001
 WORKDIR /work
 HEALTHCHECK --interval=15s --timeout=10s --start-period=2m --retries=3 \
-    CMD ["/opt/flotilla/bin/python", "-m", "services.common.healthcheck", "--tls-dir", "/run/flotilla/tls"]
-ENTRYPOINT ["/opt/flotilla/bin/python", "-m", "services.env_gateway", "--listen", "127.0.0.1:50051"]
+    CMD ["/opt/flotilla/bin/python", "-P", "-m", "services.common.healthcheck", "--tls-dir", "/run/flotilla/tls"]
+ENTRYPOINT ["/opt/flotilla/bin/python", "-P", "-m", "services.env_gateway", "--listen", "127.0.0.1:50051"]
 CMD ["--help"]

@@ -19,7 +19,7 @@ WORKDIR /src
 RUN python -m venv /opt/flotilla
 COPY requirements/sky.txt requirements/
 RUN /opt/flotilla/bin/pip install --no-cache-dir --no-deps --requirement requirements/sky.txt
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md LICENSE ./
 COPY gen gen
 COPY tools tools
 COPY environments environments
@@ -52,5 +52,5 @@ USER 10001
 WORKDIR /work
 # It asks in the container's folder, where the launcher keeps runs/.
 HEALTHCHECK --interval=15s --timeout=10s --start-period=1m --retries=3 \
-    CMD ["/opt/flotilla/bin/python", "-m", "services.launcher.healthcheck", "--runs", "runs"]
-ENTRYPOINT ["/opt/flotilla/bin/python", "-m", "services.launcher", "--listen", "127.0.0.1:50051"]
+    CMD ["/opt/flotilla/bin/python", "-P", "-m", "services.launcher.healthcheck", "--runs", "runs"]
+ENTRYPOINT ["/opt/flotilla/bin/python", "-P", "-m", "services.launcher", "--listen", "127.0.0.1:50051"]

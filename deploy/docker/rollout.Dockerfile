@@ -13,7 +13,7 @@
 FROM python:3.11.14-slim-bookworm AS build
 WORKDIR /src
 RUN python -m venv /opt/flotilla
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md LICENSE ./
 COPY requirements/gpu.txt requirements/
 COPY gen gen
 COPY tools tools
@@ -44,6 +44,6 @@ USER 10001
 WORKDIR /work
 # Loading and compiling a large model takes its time; until then it is not serving.
 HEALTHCHECK --interval=15s --timeout=10s --start-period=30m --retries=3 \
-    CMD ["/opt/flotilla/bin/python", "-m", "services.common.healthcheck", "--tls-dir", "/run/flotilla/tls"]
-ENTRYPOINT ["/opt/flotilla/bin/python", "-m", "services.rollout", "--listen", "127.0.0.1:50051"]
+    CMD ["/opt/flotilla/bin/python", "-P", "-m", "services.common.healthcheck", "--tls-dir", "/run/flotilla/tls"]
+ENTRYPOINT ["/opt/flotilla/bin/python", "-P", "-m", "services.rollout", "--listen", "127.0.0.1:50051"]
 CMD ["--help"]

@@ -51,9 +51,8 @@ class VerifierPool:
 
     async def _start(self) -> asyncio.subprocess.Process:
         worker = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            _WORKER,
+            # The working directory is a user's: nothing there may pass for a module of ours.
+            *(sys.executable, "-P", "-m", _WORKER),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=self._environment,

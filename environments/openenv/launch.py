@@ -25,5 +25,5 @@ def ensure_openenv(argv: Sequence[str]) -> None:
             "`make openenv`, or install flotilla[openenv] into an environment of its own"
         )
     path = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
-    command = [str(_PYTHON), "-m", "environments.serve", *argv]
+    command = [str(_PYTHON), "-P", "-m", "environments.serve", *argv]
     os.execve(_PYTHON, command, {**os.environ, "PYTHONPATH": path})

@@ -94,7 +94,13 @@ def _parser(service: str, config_cls: type[Model], doc: str) -> argparse.Argumen
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--config", type=Path, required=True, metavar="SPEC", help="run spec: a .toml or .json")
+    add(
+        "--config",
+        type=Path,
+        required=True,
+        metavar="SPEC",
+        help="run spec: a .toml or .json, - for JSON on standard input",
+    )
     add("--check-config", action="store_true", help="say whether the spec is valid, and exit")
     add("--print-config", action="store_true", help="print its own part, whole, as JSON, and exit")
     add("--run-id", type=_run_id, help="default: the spec's name and the time")

@@ -3,10 +3,13 @@
 import difflib
 import hashlib
 import json
+import math
 import re
+import sys
 import tomllib
 import types
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import date, time
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
@@ -14,8 +17,11 @@ import pydantic
 from pydantic_core import ErrorDetails
 
 from services.common.errors import ConfigError
+from services.common.spec_files import find_files
 
-_SECRET_KEY = re.compile(r"token|secret|password|api_?key|webhook", re.IGNORECASE)
+SECRET_KEY = re.compile(r"token|secret|password|api_?key|webhook", re.IGNORECASE)
+# A spec that nobody has to write to a file for another process.
+STANDARD_INPUT = Path("-")
 _SHOWN_CHARACTERS = 80
 
 
@@ -35,11 +41,14 @@ M = TypeVar("M", bound=Model)
 
 
 def load_spec(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The run spec in `path` (TOML, or JSON by its suffix) with `--a.b=value` overrides applied.
+    """The run spec in `path` (TOML, or JSON by its suffix; `-` is JSON on standard input) with
+    `--a.b=value` overrides applied.
 
-    `{seed}` inside any string becomes the value of the top-level key `seed`. Raises ConfigError.
+    `{seed}` inside any string becomes the value of the top-level key `seed`, and a file that lies
+    beside the spec is named from here. Raises ConfigError.
     """
     spec = _read(path)
+    find_files(spec, path.parent)
     for override in overrides:
         apply_override(spec, override)
     seed = spec.get("seed", 0)
@@ -48,28 +57,53 @@ def load_spec(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
     return spec
 
 
-def parse(cls: type[M], data: Mapping[str, Any], *, where: str) -> M:
+def parse(cls: type[M], data: Mapping[str, Any], *, where: str, section: str = "") -> M:
     """`data` as a `cls`. Types are strict (`"8"` is no number); raises ConfigError listing every
-    problem with the dotted name of its key. `where` names the file or table in the message."""
+    problem with the dotted name of its key, as one types it: `section` is the name of the table
+    that `data` is, and `where` names the file."""
+    prefix = tuple(section.split(".")) if section else ()
     try:
-        return cls.model_validate_json(canonical_json(data, where=where), strict=True)
+        text = _dumped(_table_of(data, prefix, where), where, prefix)
+        return cls.model_validate_json(text, strict=True)
     except pydantic.ValidationError as error:
         problems = error.errors(include_url=False, include_context=False)
-        lines = [f"  {_problem(cls, problem)}" for problem in problems]
-    raise ConfigError("\n".join([f"{where}: {_count(len(lines))}", *lines]))
+    raise _refusal(where, [_problem(cls, problem, prefix) for problem in problems])
 
 
 def canonical_json(spec: Mapping[str, Any], *, where: str = "spec") -> str:
     """The one JSON text of a spec: sorted keys, no spaces, finite numbers only."""
+    return _dumped(spec, where, ())
+
+
+def _dumped(spec: Mapping[str, Any], where: str, prefix: Sequence[str]) -> str:
     try:
         return json.dumps(
             spec, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
         )
     except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{where}: not expressible as JSON ({error}); write dates as quoted strings and"
-            " leave out keys instead of using inf or nan"
-        ) from error
+        unfit = [f"{'.'.join((*prefix, *key))}: {why}" for key, why in _unfit(spec)]
+        raise _refusal(where, unfit or [f"not expressible as JSON: {error}"]) from error
+
+
+def _table_of(data: Any, prefix: Sequence[str], where: str) -> Mapping[str, Any]:
+    if isinstance(data, Mapping):
+        return data
+    name = ".".join(prefix) or "(top level)"
+    raise _refusal(where, [f"{name}: expected a table; got {_shown(data)}"])
+
+
+def _unfit(value: Any, key: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Each value that JSON has no word for, with its key and what to do."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _unfit(item, (*key, str(name)))
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from _unfit(item, (*key, str(number)))
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield key, f"must be a finite number; got {value} (leave the key out for its default)"
+    elif isinstance(value, date | time):
+        yield key, f"write dates and times as quoted strings; got {value}"
 
 
 def spec_sha256(spec: Mapping[str, Any]) -> bytes:
@@ -86,17 +120,18 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    piped = path == STANDARD_INPUT
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = sys.stdin.read() if piped else path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text: {error}") from error
+    as_json = piped or path.suffix == ".json"
     try:
-        spec: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        spec: Any = json.loads(text) if as_json else tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        kind = "JSON" if path.suffix == ".json" else "TOML"
-        raise ConfigError(f"{path}: not {kind}: {error}") from error
+        raise ConfigError(f"{path}: not {'JSON' if as_json else 'TOML'}: {error}") from error
     if not isinstance(spec, dict):
         raise ConfigError(f"{path}: the top level must be a table")
     return spec
@@ -152,25 +187,31 @@ def _with_seed(value: Any, seed: str) -> Any:
     return value
 
 
-def _count(problems: int) -> str:
-    return "1 problem" if problems == 1 else f"{problems} problems"
+def _refusal(where: str, problems: Sequence[str]) -> ConfigError:
+    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    return ConfigError("\n".join([f"{where}: {count}", *(f"  {each}" for each in problems)]))
 
 
-def _problem(cls: type[Model], error: ErrorDetails) -> str:
+def _problem(cls: type[Model], error: ErrorDetails, prefix: Sequence[str]) -> str:
     location = error["loc"]
-    name = ".".join(str(part) for part in location) or "(top level)"
+    name = ".".join(str(part) for part in (*prefix, *location)) or "(top level)"
     if error["type"] == "extra_forbidden":
         return f"{name}: unknown key{did_you_mean(str(location[-1]), _fields(cls, location[:-1]))}"
     if error["type"] == "missing":
         return f"{name}: missing; it has no default"
     message = error["msg"].removeprefix("Value error, ")
-    value = error["input"]
-    if _SECRET_KEY.search(name) or isinstance(value, dict | list):
+    key, colon, rest = message.partition(": ")
+    if colon and key.partition(".")[0] in _fields(cls, location):
+        # A validator of a whole table that names one of its keys.
+        name, message = f"{name}.{key}" if location or prefix else key, rest
+    if SECRET_KEY.search(name) or isinstance(error["input"], dict | list):
         return f"{name}: {message}"
+    return f"{name}: {message}; got {_shown(error['input'])}"
+
+
+def _shown(value: Any) -> str:
     shown = repr(value)
-    if len(shown) > _SHOWN_CHARACTERS:
-        shown = f"{shown[:_SHOWN_CHARACTERS]}..."
-    return f"{name}: {message}; got {shown}"
+    return f"{shown[:_SHOWN_CHARACTERS]}..." if len(shown) > _SHOWN_CHARACTERS else shown
 
 
 def _fields(cls: type[Model], location: Sequence[int | str]) -> list[str]:

@@ -6,8 +6,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 import grpc.aio
@@ -33,7 +33,10 @@ class Lifecycle:
         contract: RegistryContract | None,
         registry_channel: grpc.aio.Channel | None,
     ) -> None:
-        self.status = Status()
+        # What the replica says of itself; asked at each heartbeat.
+        self.status: Callable[[], Status] = Status
+        # Where this process serves Prometheus, if it does.
+        self.metrics_address = ""
         # The newest metrics that the launcher has sent.
         self.told: Mapping[str, float] = {}
         self._drain = drain
@@ -45,6 +48,7 @@ class Lifecycle:
         self._member: Membership | None = None
         self._membership: asyncio.Task[None] | None = None
         self._stopped = False
+        self._loading = False
         self._signalled_at: float | None = None
 
     def install_signals(self) -> None:
@@ -73,13 +77,20 @@ class Lifecycle:
             self._identity,
             self._contract,
             self._registry_channel,
-            status=lambda: self.status,
+            status=lambda: self.status(),
             drain=self.drain,
             stop=self.stop,
             told=self._hear,
+            metrics_address=self.metrics_address,
         )
         self._membership = asyncio.create_task(membership.run(address), name="membership")
         self._membership.add_done_callback(self._membership_ended)
+
+    def hurry(self) -> None:
+        """Send the next heartbeat now. May be called from any thread."""
+        if self._member is not None:
+            with suppress(RuntimeError):  # the loop has closed: the process is ending as it is
+                self._loop.call_soon_threadsafe(self._member.hurry)
 
     def _hear(self, metrics: Mapping[str, float]) -> None:
         self.told = metrics
@@ -92,11 +103,25 @@ class Lifecycle:
         if not self._stopped:
             await self._member.farewell()
 
+    @contextmanager
+    def loading(self) -> Generator[None]:
+        """While the block runs nothing is in hand that a drain could save: it stops the process
+        instead, whatever that waits for."""
+        self._loading = True
+        if self._drain.is_set():
+            self.stop("drained before it began")
+        try:
+            yield
+        finally:
+            self._loading = False
+
     def drain(self, reason: str) -> None:
         """Finish what is running and take nothing new."""
         if not self._drain.is_set():
             _log.info("draining", reason=reason)
             self._drain.set()
+            if self._loading:
+                self.stop("it has not begun to serve")
 
     def stop(self, reason: str) -> None:
         """End now: cancel the service, and leave it a few seconds to clean up."""
@@ -105,14 +130,15 @@ class Lifecycle:
         self._drain.set()
         if self._service is not None:
             self._service.cancel()
-        timer = threading.Timer(_STOP_GRACE_S, os._exit, args=(0,))
-        timer.daemon = True
-        timer.start()
+        _end_in_a_while()
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         now = time.monotonic()
         if self._signalled_at is None:
             self._signalled_at = now
+            if self._loading:
+                # Not by the loop alone: imports of vendors' packages block it.
+                _end_in_a_while()
             with suppress(RuntimeError):  # the loop has closed: the process is ending as it is
                 self._loop.call_soon_threadsafe(self.drain, signal.Signals(number).name)
         elif now - self._signalled_at > _SAME_SIGNAL_S:
@@ -122,3 +148,10 @@ class Lifecycle:
         if not task.cancelled() and task.exception() is not None:
             _log.error("membership failed", exc_info=task.exception())
             self.drain("membership failed")
+
+
+def _end_in_a_while() -> None:
+    """End the process if it has not ended by itself when the grace is over."""
+    timer = threading.Timer(_STOP_GRACE_S, os._exit, args=(0,))
+    timer.daemon = True
+    timer.start()

@@ -44,7 +44,7 @@ def setup(
     for value in secret_values(os.environ):
         add_secret(value)
     identity = {"service": service, "replica": replica, "run_id": run_id}
-    render = _pretty if (sys.stderr.isatty() if pretty is None else pretty) else _json
+    render = readable if (sys.stderr.isatty() if pretty is None else pretty) else _json
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -135,7 +135,8 @@ def _json(event: Mapping[str, Any]) -> str:
     return cut if len(cut) <= MAX_LINE_BYTES else json.dumps(last, ensure_ascii=True)
 
 
-def _pretty(event: Mapping[str, Any]) -> str:
+def readable(event: Mapping[str, Any]) -> str:
+    """An event as people read it: time, level, what happened, and key=value."""
     rest = dict(event)
     head = [str(rest.pop(key, "")) for key in ("timestamp", "level", "event")]
     trace = rest.pop("exception", None)

@@ -1,9 +1,11 @@
 """How a service process starts, runs and ends: arguments, configuration, signals, exit codes."""
 
 import asyncio
+import logging
 import os
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +17,7 @@ import structlog
 
 from services.common import log, metrics, trace
 from services.common.arguments import Arguments, parse_arguments, read_token
-from services.common.config import Model, load_spec, parse
+from services.common.config import STANDARD_INPUT, Model, load_spec, parse
 from services.common.errors import ConfigError, ServiceError
 from services.common.lifecycle import Lifecycle
 from services.common.listen import advertised, check_dial, check_listen
@@ -23,7 +25,7 @@ from services.common.membership import Identity, RegistryContract
 from services.common.peers import Peers
 from services.common.rpc import channel
 from services.common.runtime import Runtime
-from services.common.spec import SharedConfig, parse_shared
+from services.common.spec import ServiceConfig, SharedConfig, parse_shared
 from services.common.tls import Tls, read_tls
 from services.common.watchdog import Watchdog
 
@@ -66,10 +68,25 @@ def entry(
             print(config.model_dump_json())
             sys.exit(OK)
         surroundings = _surroundings(service, arguments, shared, registry)
-        sys.exit(_exit_code(surroundings, _run(surroundings, spec, shared, config, load)))
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(CONFIG)
+    _leave(_exit_code(surroundings, _run(surroundings, spec, shared, config, load)))
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process without the interpreter's way out.
+
+    A service has closed what it opened by now. The interpreter would still wait for threads and run
+    the exit handlers of gRPC, vLLM, ZeroMQ and multiprocessing, where a drained process can hang
+    and its exit code be lost to a crash.
+    """
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        # Whoever read it may be gone.
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +106,17 @@ class _Surroundings:
 def _read(
     service: str, config_cls: type[C], arguments: Arguments
 ) -> tuple[dict[str, Any], SharedConfig, C]:
-    where = str(arguments.config)
+    where = "spec" if arguments.config == STANDARD_INPUT else str(arguments.config)
     spec = load_spec(arguments.config, arguments.overrides)
     try:
         shared = parse_shared(spec, where=where)
     except ConfigError as first:
         _parse_own(service, config_cls, spec, where, first)
         raise
-    return spec, shared, _parse_own(service, config_cls, spec, where, None)
+    config = _parse_own(service, config_cls, spec, where, None)
+    if isinstance(config, ServiceConfig):
+        config.check(shared)
+    return spec, shared, config
 
 
 def _parse_own(
@@ -104,7 +124,7 @@ def _parse_own(
 ) -> C:
     """The service's section; its problems come after those of `first`, all in one error."""
     try:
-        return parse(config_cls, spec.get(service, {}), where=f"{where} [{service}]")
+        return parse(config_cls, spec.get(service, {}), where=where, section=service)
     except ConfigError as error:
         raise ConfigError("\n".join(str(each) for each in (first, error) if each)) from error
 
@@ -204,7 +224,7 @@ async def _serve(
 ) -> None:
     lifecycle.install_signals()
     if arguments.metrics_listen:
-        address = metrics.start_http(arguments.metrics_listen)
+        address = lifecycle.metrics_address = metrics.start_http(arguments.metrics_listen)
         runtime.log.info("metrics are served", address=f"http://{address}/metrics")
     service = load()  # before the watchdog: heavy imports are no blocked event loop
     with runtime.watchdog.running():
@@ -215,8 +235,9 @@ def _exit_code(around: _Surroundings, run: Coroutine[Any, Any, None]) -> int:
     provider = trace.setup(around.service, around.run_id, around.run_dir / "traces")
     try:
         asyncio.run(run)
-    except ConfigError:
-        raise
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return CONFIG
     except Exception as error:
         # The outermost frame of the process: whatever it was becomes a log line and an exit code.
         around.log.exception("the service failed", error=repr(error))

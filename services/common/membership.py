@@ -3,8 +3,9 @@
 import asyncio
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import grpc
@@ -15,7 +16,7 @@ from services.common.peers import Peers, RegistryContract
 from services.common.rpc import seconds, service_error
 from services.common.tls import likely_cause
 
-__all__ = ["Identity", "Membership", "Peers", "RegistryContract", "Status"]
+__all__ = ["Identity", "Membership", "Peers", "RaisedAlarm", "RegistryContract", "Status"]
 
 _CALL_TIMEOUT_S = 5.0
 _FAREWELL_TIMEOUT_S = 2.0
@@ -24,6 +25,18 @@ _INTERVAL_S = 1.0
 _ORPHAN_AFTER_S = 60.0
 _REPLACED = "REPLACED"
 _log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RaisedAlarm:
+    """An alarm that is raised now. `severity`: notice | warning | error."""
+
+    rule: str
+    scope: str
+    severity: str
+    step: int
+    cause: str
+    fix: str
 
 
 @dataclass(slots=True)
@@ -35,6 +48,7 @@ class Status:
     step: int = 0
     total_steps: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    alarms: Sequence[RaisedAlarm] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +66,7 @@ class Membership:
 
     Calls `drain(reason)` when told to, or when no heartbeat has got through for `orphan_after`;
     calls `stop(reason)` when told to stop or replaced by another incarnation. `told` gets the
-    metrics that the launcher sends along.
+    metrics that the launcher sends along. `status` is asked at each heartbeat.
     """
 
     def __init__(
@@ -65,6 +79,7 @@ class Membership:
         drain: Callable[[str], None],
         stop: Callable[[str], None],
         told: Callable[[Mapping[str, float]], None] | None = None,
+        metrics_address: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._identity = identity
@@ -74,10 +89,12 @@ class Membership:
         self._drain = drain
         self._stop = stop
         self._told = told
+        self._metrics_address = metrics_address
         self._clock = clock
         self._interval_s = _INTERVAL_S
         self._orphan_after_s = _ORPHAN_AFTER_S
         self._registered = False
+        self._hurried = asyncio.Event()
         self._address = ""
         # What the last failure most likely means.
         self._cause = ""
@@ -88,6 +105,7 @@ class Membership:
         heard_at = self._clock()
         orphaned = False
         while True:
+            self._hurried.clear()
             try:
                 ended = await self._beat(address)
             except grpc.aio.AioRpcError as error:
@@ -100,7 +118,16 @@ class Membership:
                 orphaned = True
                 because = f": {self._cause}" if self._cause else ""
                 self._drain(f"no word from the launcher for {self._orphan_after_s:.0f} s{because}")
-            await asyncio.sleep(self._interval_s)
+            await self._pause()
+
+    def hurry(self) -> None:
+        """Send the next heartbeat now."""
+        self._hurried.set()
+
+    async def _pause(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._interval_s):
+                await self._hurried.wait()
 
     async def farewell(self) -> None:
         """One last heartbeat: how it ended must not be lost between two of them."""
@@ -143,7 +170,8 @@ class Membership:
         return False
 
     def _register(self, address: str) -> Any:
-        return self._messages.RegisterRequest(**self._who(), address=address, pid=os.getpid())
+        places = {"address": address, "metrics_address": self._metrics_address}
+        return self._messages.RegisterRequest(**self._who(), **places, pid=os.getpid())
 
     def _heartbeat(self) -> Any:
         status = self._status()
@@ -154,6 +182,7 @@ class Membership:
             step=status.step,
             total_steps=status.total_steps,
             metrics=status.metrics,
+            alarms=[_wire(alarm) for alarm in status.alarms],
         )
 
     def _who(self) -> dict[str, Any]:
@@ -164,3 +193,8 @@ class Membership:
             "replica": identity.replica,
             "incarnation": identity.incarnation,
         }
+
+
+def _wire(alarm: RaisedAlarm) -> dict[str, Any]:
+    """As the generated code takes it."""
+    return {**asdict(alarm), "severity": f"ALARM_SEVERITY_{alarm.severity.upper()}"}

@@ -2,8 +2,8 @@
 
 import asyncio
 import uuid
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -14,6 +14,7 @@ import structlog
 from services.common.config import Model
 from services.common.lifecycle import Lifecycle
 from services.common.log import get_logger
+from services.common.membership import Status
 from services.common.peers import Peers
 from services.common.rpc import Serving, serving
 from services.common.spec import SharedConfig
@@ -57,28 +58,15 @@ class Runtime(Generic[C]):
     def worker_id(self) -> str:
         return f"{self.service}-{self.replica}"
 
-    def set_status(
-        self,
-        *,
-        phase: str | None = None,
-        serving: bool | None = None,
-        step: int | None = None,
-        total_steps: int | None = None,
-        metrics: Mapping[str, float] | None = None,
-    ) -> None:
-        """Change what the next heartbeat says; None leaves a value as it is."""
-        if self.lifecycle is None:
-            return
-        given = {
-            "phase": phase,
-            "serving": serving,
-            "step": step,
-            "total_steps": total_steps,
-            "metrics": None if metrics is None else dict(metrics),
-        }
-        for name, value in given.items():
-            if value is not None:
-                setattr(self.lifecycle.status, name, value)
+    def report(self, status: Callable[[], Status]) -> None:
+        """Have each heartbeat say what `status` returns at that moment."""
+        if self.lifecycle is not None:
+            self.lifecycle.status = status
+
+    def hurry(self) -> None:
+        """Send a heartbeat now, for what people must hear of. May be called from any thread."""
+        if self.lifecycle is not None:
+            self.lifecycle.hurry()
 
     def serving(self, server: grpc.aio.Server) -> AbstractAsyncContextManager[Serving]:
         """Serve where the command line says, under the run's TLS if there is any."""
@@ -88,6 +76,10 @@ class Runtime(Generic[C]):
     def told(self) -> Mapping[str, float]:
         """What the launcher knows of the run and this process does not: `cost/*`."""
         return {} if self.lifecycle is None else self.lifecycle.told
+
+    def loading(self) -> AbstractContextManager[None]:
+        """Around what takes long before anything is in hand: a drain ends the process there."""
+        return nullcontext() if self.lifecycle is None else self.lifecycle.loading()
 
     async def announce(self, address: str) -> None:
         """Tell the launcher that this replica is reached at `address`; heartbeats follow."""

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from services.common.config import Model, did_you_mean, parse
 from services.common.errors import ConfigError
+from services.common.ranges import MOST_TOKENS, Tokens
 
 SHARED = ("name", "seed", "policy")
 SERVICE_SECTIONS = ("env_gateway", "rollout", "learner", "launcher")
@@ -19,18 +20,21 @@ class PolicyConfig(Model):
     # A folder, or an id of the Hugging Face hub.
     model: str = Field(min_length=1)
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    max_model_len: int = Field(ge=1)
+    max_model_len: Tokens
     # As in a Hugging Face config: rope_type, factor, original_max_position_embeddings.
     rope_scaling: dict[str, str | int | float] | None = None
     trust_remote_code: bool = False
     revision: str | None = None
 
     @model_validator(mode="after")
-    def _yarn_is_whole(self) -> Self:
+    def _rope_scaling_is_whole(self) -> Self:
         scaling = self.rope_scaling or {}
+        for name, value in scaling.items():
+            if not isinstance(value, str) and not 0 < value <= MOST_TOKENS:
+                raise ValueError(f"rope_scaling.{name}: expected above 0; got {value}")
         for name in ("factor", "original_max_position_embeddings"):
             if scaling.get("rope_type") == "yarn" and isinstance(scaling.get(name, ""), str):
-                raise ValueError(f"rope_scaling: yarn needs {name}, a number")
+                raise ValueError(f"rope_scaling.{name}: yarn needs {name}, a number")
         return self
 
     def positions(self, own: int) -> int:
@@ -52,6 +56,13 @@ class SharedConfig(Model):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")
     seed: int = Field(default=0, ge=0, lt=2**63)
     policy: PolicyConfig
+
+
+class ServiceConfig(Model):
+    """A service's own section that is to fit what all services share."""
+
+    def check(self, shared: SharedConfig) -> None:
+        """Raises ConfigError. `--check-config` asks too, before anything is started."""
 
 
 def parse_shared(spec: Mapping[str, Any], *, where: str) -> SharedConfig:

@@ -1,11 +1,13 @@
 """Starts the environment gateway: `python -m services.env_gateway --config SPEC`."""
 
 import asyncio
+import resource
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 from services.common.main import RegistryContract, Runtime, entry
+from services.common.membership import Status
 from services.env_gateway.config import EnvGatewayConfig
 from services.env_gateway.ports import Backend
 
@@ -18,6 +20,7 @@ It is the only place with concurrency limits, retries and verifiers. Alone:
 
     FLOTILLA_TOKEN=... python -m services.env_gateway --config deploy/runs/local.toml
 """
+_FILES = 65536
 
 
 def load() -> Callable[[Runtime[EnvGatewayConfig]], Awaitable[None]]:
@@ -36,6 +39,7 @@ async def serve(runtime: Runtime[EnvGatewayConfig]) -> None:
     from services.common import rpc
     from services.env_gateway.service import EpisodeService
 
+    _allow_connections()
     runtime.watchdog.limit_s = runtime.config.stall_s
     async with AsyncExitStack() as stack:
         gateway = await _gateway(runtime, stack)
@@ -45,15 +49,28 @@ async def serve(runtime: Runtime[EnvGatewayConfig]) -> None:
         serving = await stack.enter_async_context(runtime.serving(server))
         keeping = asyncio.create_task(_keep(gateway))
         serving.set_serving(True)
-        runtime.set_status(phase="serving", serving=True)
+        runtime.report(lambda: _status(runtime))
         await runtime.announce(serving.address)
         runtime.log.info(
             "serving", address=serving.address, backends=sorted(runtime.config.backend_names)
         )
         await _until_drained(runtime, keeping)
-        runtime.set_status(phase="draining", serving=False)
         serving.set_serving(False)
         await gateway.drain(runtime.config.drain_s)
+
+
+def _allow_connections() -> None:
+    """Every call, creation and heartbeat under way holds a socket; the usual soft limit on open
+    files, 1024, is less than there may be of them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _status(runtime: Runtime[EnvGatewayConfig]) -> Status:
+    draining = runtime.drain.is_set()
+    return Status("draining" if draining else "serving", serving=not draining)
 
 
 async def _gateway(runtime: Runtime[EnvGatewayConfig], stack: AsyncExitStack) -> "Gateway":
@@ -71,6 +88,7 @@ async def _gateway(runtime: Runtime[EnvGatewayConfig], stack: AsyncExitStack) ->
         memory_bytes=verifiers.memory_bytes,
         cpu_s=verifiers.timeout_s,
         unsafe=verifiers.unsafe_local_verifiers,
+        weight_of=config.weight_of,
     )
     stack.push_async_callback(pool.close)
     await pool.start()

@@ -4,8 +4,58 @@ is an argument, in seconds.
 
 from collections import deque
 from enum import StrEnum
+from typing import Protocol
 
 _FACTOR = 0.7
+
+
+class Limit(Protocol):
+    """How many may be in flight. Each that begins ends as one of the last three."""
+
+    in_flight: int
+
+    @property
+    def limit(self) -> int: ...
+
+    @property
+    def full(self) -> bool: ...
+
+    def begin(self) -> int:
+        """Give what this returns to `overloaded`."""
+        ...
+
+    def succeeded(self) -> None: ...
+
+    def overloaded(self, begun: int) -> None: ...
+
+    def ended(self) -> None:
+        """Neither a success nor a sign of overload."""
+        ...
+
+
+class FixedLimit:
+    """A limit that learns nothing."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.in_flight = 0
+
+    @property
+    def full(self) -> bool:
+        return self.in_flight >= self.limit
+
+    def begin(self) -> int:
+        self.in_flight += 1
+        return 0
+
+    def succeeded(self) -> None:
+        self.in_flight -= 1
+
+    def overloaded(self, begun: int) -> None:
+        self.in_flight -= 1
+
+    def ended(self) -> None:
+        self.in_flight -= 1
 
 
 class AdaptiveLimit:
@@ -16,9 +66,10 @@ class AdaptiveLimit:
     together: what had begun before the limit fell fails for the same reason.
     """
 
-    def __init__(self, *, start: int, ceiling: int) -> None:
+    def __init__(self, *, start: int, ceiling: int, least: int = 1) -> None:
         self._limit = float(min(start, ceiling))
         self._ceiling = ceiling
+        self._least = float(min(least, start, ceiling))
         self._falls = 0
         self.in_flight = 0
 
@@ -31,7 +82,6 @@ class AdaptiveLimit:
         return self.in_flight >= self.limit
 
     def begin(self) -> int:
-        """Give what this returns to `overloaded`."""
         self.in_flight += 1
         return self._falls
 
@@ -46,10 +96,9 @@ class AdaptiveLimit:
         self.in_flight -= 1
         if begun == self._falls:
             self._falls += 1
-            self._limit = max(1.0, self._limit * _FACTOR)
+            self._limit = max(self._least, self._limit * _FACTOR)
 
     def ended(self) -> None:
-        """Neither a success nor a sign of overload."""
         self.in_flight -= 1
 
 

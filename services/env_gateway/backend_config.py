@@ -6,9 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from services.common.config import Model
-
-Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]
-Count = Annotated[int, Field(ge=1, le=1_000_000)]
+from services.common.ranges import Seconds
 
 BackendName = Literal["mcp", "embedded", "fleet", "openenv", "fleet_openenv"]
 

@@ -3,15 +3,16 @@
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from services.common.log import get_logger
 from services.env_gateway import meters
-from services.env_gateway.adaptive import AdaptiveLimit, Breaker
+from services.env_gateway.adaptive import AdaptiveLimit, Breaker, FixedLimit
 from services.env_gateway.computer import only_looks
 from services.env_gateway.config import EnvGatewayConfig, RetryConfig
+from services.env_gateway.evidence import Observer
 from services.env_gateway.gates import Gate
 from services.env_gateway.offer import COMPUTER, final_answer, is_final_answer
 from services.env_gateway.ports import BackendError, CallResult, Instance, Text, Tool, Watched
@@ -31,37 +32,74 @@ _OUTCOMES = {
 
 
 class CallGates:
-    """How many calls are in flight: one gate for each environment, and one limit for all."""
+    """How many calls are in flight: one gate for each environment, and one for all of them.
+
+    Instances that are not ready yet are asked through gates of their own, since what they fail to
+    answer says nothing of the others; these have half of the places, so that calls go on.
+    """
 
     def __init__(self, config: EnvGatewayConfig) -> None:
         self._config = config
-        self._all = asyncio.Semaphore(config.limits.max_calls)
+        self.warming_by_env: dict[str, Gate] = {}
+        self.all = Gate(FixedLimit(config.limits.max_calls), weight_of=config.weight_of)
         self.by_env: dict[str, Gate] = {}
 
-    def gate(self, env_key: str) -> Gate:
+    def gate(self, env_key: str, *, apart: bool = False) -> Gate:
+        """`apart`: each instance is a machine or a process of its own."""
         gate = self.by_env.get(env_key)
         if gate is None:
-            limits, breaker = self._config.limits, self._config.breaker
-            limit = AdaptiveLimit(
-                start=limits.start_calls, ceiling=self._config.max_calls_of(env_key)
-            )
+            config = self._config
+            breaker = config.breaker
             gate = self.by_env[env_key] = Gate(
-                limit,
+                AdaptiveLimit(
+                    start=config.limits.start_calls, ceiling=config.max_calls_of(env_key)
+                ),
                 Breaker(
                     window=breaker.window, error_rate=breaker.error_rate, open_s=breaker.open_s
                 ),
+                observer=Observer(config.usual_time(config.call_timeout_s), apart=apart),
+                weight_of=config.weight_of,
             )
         return gate
 
+    def warming_gate(self, env_key: str, *, apart: bool) -> Gate:
+        gate = self.warming_by_env.get(env_key)
+        if gate is None:
+            config = self._config
+            ceiling = max(1, config.max_calls_of(env_key) // 2)
+            gate = self.warming_by_env[env_key] = Gate(
+                AdaptiveLimit(start=config.limits.start_calls, ceiling=ceiling),
+                observer=Observer(config.usual_time(config.open_timeout_s), apart=apart),
+                weight_of=config.weight_of,
+            )
+        return gate
+
+    def passing(
+        self, session: Session, kind: str, until: float
+    ) -> AbstractAsyncContextManager[None]:
+        """Wait for a place; TimeoutError at `until`. Raises BackendError."""
+        gate = self.gate(session.env_key, apart=session.backend.apart)
+        return self._through(gate, session, kind, until)
+
+    def warming(
+        self, session: Session, kind: str, until: float
+    ) -> AbstractAsyncContextManager[None]:
+        """The same for a request to an instance that may not be ready yet."""
+        gate = self.warming_gate(session.env_key, apart=session.backend.apart)
+        return self._through(gate, session, kind, until)
+
     @asynccontextmanager
-    async def passing(self, env_key: str, until: float) -> AsyncGenerator[None]:
-        """Wait for a place, in order of arrival; TimeoutError at `until`. Raises BackendError."""
-        async with self.gate(env_key).passing(until):
-            await _acquire(self._all, until)
-            try:
-                yield
-            finally:
-                self._all.release()
+    async def _through(
+        self, gate: Gate, session: Session, kind: str, until: float
+    ) -> AsyncGenerator[None]:
+        run_id = session.run_id
+        instance_id = session.instance.instance_id if session.instance else ""
+        async with (
+            gate.passing(run_id, until, kind=kind, instance_id=instance_id) as passage,
+            self.all.passing(run_id, until),
+        ):
+            passage.sent()
+            yield
 
 
 @dataclass(slots=True)
@@ -153,7 +191,7 @@ class Caller:
                 return Answer(outcome, result.parts, result.reward, result.done, call.attempts)
 
     async def _attempt(self, call: _Call, instance: Instance) -> CallResult:
-        async with self.gates.passing(call.session.env_key, call.until):
+        async with self.gates.passing(call.session, call.tool.name, call.until):
             now = _now()
             call.sent_at = call.sent_at or now
             call.attempts += 1

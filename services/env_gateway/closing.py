@@ -95,6 +95,8 @@ class Closer:
         self._on_closed(session)
 
     async def _delete(self, session: Session) -> None:
+        if session.instance is None and not session.may_exist:
+            return
         timeout_s = self._config.close_timeout_s
         if session.instance is not None:
             await session.instance.close(timeout_s=timeout_s)

@@ -1,13 +1,18 @@
 """The gateway's section of a run spec, `[env_gateway]`."""
 
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from services.common.config import Model
-from services.env_gateway.backend_config import BackendName, BackendsConfig, Count, Seconds
+from services.common.ranges import Count, Seconds
+from services.env_gateway.backend_config import BackendName, BackendsConfig
+from services.env_gateway.evidence import UsualTime
+
+Weight = Annotated[float, Field(gt=0, le=1000)]
 
 
 class ScreenConfig(Model):
@@ -36,7 +41,12 @@ class LimitsConfig(Model):
     """Calls in flight, for each environment, and creations in flight, for each backend, start at
     `start_calls` and `start_creating` and adapt to what is borne, up to `max_calls` and
     `max_creating`; creations are besides at most `creates_per_s`, and `creates_burst` at once.
-    `max_waiting` bounds episodes in the queue.
+    Grades, for each backend, are bounded likewise. Instances that are not ready yet are asked for
+    their tools within half of `max_calls`.
+    `max_waiting` bounds episodes in the queue, and `batch_wait_s` is how long a batch waits there
+    for members that have not asked, before it goes on without them. Runs that wait for the same get
+    shares by weight: 1, or that of the first pattern of `run_weights`, such as "eval-*", that fits
+    a run's id.
     """
 
     max_episodes: Count = 512
@@ -46,8 +56,13 @@ class LimitsConfig(Model):
     max_creating: Count = 64
     creates_per_s: Annotated[float, Field(gt=0, le=10_000)] = 100.0
     creates_burst: Count = 64
+    start_grading: Count = 16
+    max_grading: Count = 64
+    grades_per_s: Annotated[float, Field(gt=0, le=10_000)] = 100.0
+    grades_burst: Count = 64
     max_waiting: Count = 2048
-    batch_ttl_s: Seconds = 30.0
+    batch_wait_s: Seconds = 5.0
+    run_weights: Mapping[str, Weight] = Field(default_factory=dict)
     transcript_bytes: Annotated[int, Field(ge=2**10, le=2**30)] = 16 * 2**20
     media_bytes: Annotated[int, Field(ge=2**16, le=2**32)] = 64 * 2**20
 
@@ -55,12 +70,14 @@ class LimitsConfig(Model):
 class BreakerConfig(Model):
     """An environment of which more than `error_rate` of the last `window` calls failed is left
     alone for `open_s`. After `instance_failures` in a row to reach one instance its backend is
-    asked whether it still runs."""
+    asked whether it still runs. A backend that was given less than `patience_s`, or less than four
+    times its slowest answer of late, has not failed when there is none."""
 
     window: Annotated[int, Field(ge=1, le=10_000)] = 20
     error_rate: Annotated[float, Field(gt=0, le=1)] = 0.5
     open_s: Seconds = 5.0
     instance_failures: Annotated[int, Field(ge=1, le=1000)] = 3
+    patience_s: Seconds = 5.0
 
 
 class RetryConfig(Model):
@@ -74,11 +91,14 @@ class RetryConfig(Model):
 
 
 class VerifiersConfig(Model):
-    """Verifiers are Python from task files. Those listed by SHA-256 in `digests` run in plain
-    processes, all others in a sandbox of bubblewrap, one process each. Where there can be none they
-    are refused, unless `unsafe_local_verifiers` lets them run with all rights of the gateway.
+    """Verifiers are Python from task files. Those listed by SHA-256 in `digests`, a file beside the
+    spec or by default that of this repository, run in plain processes, all others in a sandbox of
+    bubblewrap, one process each. Where there can be none they are refused, unless
+    `unsafe_local_verifiers` lets them run with all rights of the gateway.
 
-    `timeout_s` bounds one run, and `memory_bytes` its address space.
+    `timeout_s` bounds one run, and `memory_bytes` its address space. A run that fails is repeated,
+    up to `attempts` in all; what was refused before it ran is none, and is asked for again until
+    the grade's deadline.
 
     `partial`: the share of checks that passed is told as "printed", or as "earned", without those
     that pass before anything was done (which takes one more run for each task), or "off". With
@@ -90,7 +110,7 @@ class VerifiersConfig(Model):
     memory_bytes: Annotated[int, Field(ge=2**26, le=2**36)] = 2**30
     partial: Literal["off", "printed", "earned"] = "printed"
     partial_is_reward: bool = False
-    digests: Path = Path("environments/verifiers.sha256")
+    digests: Path | None = None
     unsafe_local_verifiers: bool = False
 
     @model_validator(mode="after")
@@ -138,6 +158,15 @@ class EnvGatewayConfig(Model):
         names: set[BackendName] = {self.backend}
         names.update(e.backend for e in self.environments.values() if e.backend)
         return frozenset(names)
+
+    def weight_of(self, run_id: str) -> float:
+        weights = self.limits.run_weights.items()
+        return next((weight for glob, weight in weights if fnmatchcase(run_id, glob)), 1.0)
+
+    def usual_time(self, timeout_s: float) -> UsualTime:
+        """Of requests that may take `timeout_s`: who has had half of it, and has never been seen to
+        answer, does not."""
+        return UsualTime(at_least_s=self.breaker.patience_s, at_most_s=timeout_s / 2)
 
     def max_calls_of(self, env_key: str) -> int:
         environment = self.environments.get(env_key)

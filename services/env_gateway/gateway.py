@@ -25,7 +25,8 @@ from services.env_gateway.grading import Grade
 from services.env_gateway.journal import Journal
 from services.env_gateway.limits import Admission, Ticket
 from services.env_gateway.opening import Opener
-from services.env_gateway.ports import Backend, Submission
+from services.env_gateway.paced import PacedGate, grade_gate
+from services.env_gateway.ports import Backend, Mortal, Submission
 from services.env_gateway.session import Answer, Session, Signal
 from services.env_gateway.verdicts import VerifierRunner
 
@@ -63,14 +64,17 @@ class Gateway:
         self.counts = Counts()
         self.draining = False
         self.capacity_changed = Signal()
-        self._backends = backends
+        self.backends = backends
         self._verifiers = verifiers
         self.book = EpisodeBook(prefix=incarnation, lease_ttl_s=config.lease_ttl_s)
         self.admission = _admission(config)
         self._sessions: dict[str, Session] = {}
         self._by_ticket: dict[Ticket, Session] = {}
         self.caller = Caller(config, rng)
-        self.opener = Opener(config, self.book, journal, rng, self._watchdog, scale or unscaled)
+        self.opener = Opener(
+            config, self.book, journal, rng, self._watchdog, scale or unscaled, self.caller.gates
+        )
+        self.gradings: dict[str, PacedGate] = {}
         self.closer = Closer(config, journal, self._closed, rng)
 
     def open(self, spec: OpenSpec) -> Session:
@@ -81,7 +85,7 @@ class Gateway:
         """
         env_key = spec.task.env_key
         name = self.config.backend_of(env_key)
-        backend = self._backends.get(name)
+        backend = self.backends.get(name)
         if backend is None or not backend.serves(env_key):
             raise UnknownEnvironmentError(
                 f"backend {name!r} has no environment {env_key!r}; "
@@ -194,7 +198,8 @@ class Gateway:
         if session.grading is None or session.grading.done():
             answer = session.final_answer if final_answer is None else final_answer
             submission = Submission(episode.spec.task, answer, conversation)
-            work = lambda: self._verifiers.grade(session, submission, timeout_s)  # noqa: E731
+            gate = self._grading_gate(session)
+            work = lambda: self._verifiers.grade(session, submission, timeout_s, gate)  # noqa: E731
             session.grading = asyncio.create_task(self._watched("grade", work))
             session.grading.add_done_callback(lambda task: self._graded(session, task))
         task = session.grading
@@ -222,6 +227,9 @@ class Gateway:
 
     def renew(self, worker_id: str, episode_ids: list[str]) -> list[str]:
         """Renew leases; returns the episodes that the worker no longer has."""
+        for episode_id in episode_ids:
+            if (session := self._sessions.get(episode_id)) is not None:
+                self._notice_end(session)
         return self.book.renew(worker_id, episode_ids, _now())
 
     def expire(self) -> None:
@@ -235,7 +243,7 @@ class Gateway:
 
     async def run(self) -> None:
         """Close what a predecessor left, then expire leases, for ever."""
-        if orphans := self.closer.reclaim(self._backends):
+        if orphans := self.closer.reclaim(self.backends):
             _LOG.warning("closing_orphans", instances=orphans)
         period_s = min(1.0, self.config.lease_ttl_s / 4)
         while True:
@@ -254,6 +262,14 @@ class Gateway:
             self.end(session, "was closed by a drain")
         await self.closer.wait(self.config.close_timeout_s)
 
+    def _notice_end(self, session: Session) -> None:
+        """An instance that is known to have ended is lost before anybody meets it."""
+        instance, episode = session.instance, session.episode
+        ended = instance.ended if isinstance(instance, Mortal) else None
+        if ended is not None and not episode.lost:
+            episode.lost = True
+            _LOG.warning("episode_lost", episode_id=episode.episode_id, why=ended)
+
     def _admitted(self, tickets: list[Ticket]) -> None:
         for ticket in tickets:
             self._by_ticket[ticket].changed.notify()
@@ -262,6 +278,13 @@ class Gateway:
     async def _watched(self, stage: str, work: Callable[[], Awaitable[T]]) -> T:
         with self._watchdog.stage(stage):
             return await work()
+
+    def _grading_gate(self, session: Session) -> PacedGate:
+        gate = self.gradings.get(session.backend_name)
+        if gate is None:
+            gate = grade_gate(self.config, apart=session.backend.apart)
+            self.gradings[session.backend_name] = gate
+        return gate
 
     def _closed(self, session: Session) -> None:
         self._by_ticket.pop(session.ticket)
@@ -283,7 +306,8 @@ def _admission(config: EnvGatewayConfig) -> Admission:
         max_episodes=limits.max_episodes,
         max_by_env=by_env,
         max_waiting=limits.max_waiting,
-        batch_ttl_s=limits.batch_ttl_s,
+        batch_wait_s=limits.batch_wait_s,
+        weight_of=config.weight_of,
     )
 
 

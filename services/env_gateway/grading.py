@@ -79,7 +79,7 @@ def judge(execution: Execution, *, attempts: int) -> Grade:
         checks_passed=passed,
         checks_failed=failed,
         stdout=_bounded(execution.stdout),
-        attempts=attempts,
+        attempts=attempts if execution.ran else 0,
     )
 
 

@@ -23,6 +23,10 @@ _lag_seconds = metrics.seconds_histogram(
 attempted = metrics.event_counter(
     "flotilla_upstream_attempts", "Tool calls as they were sent, retries included", "env", "result"
 )
+# "ok", the kind of error, or "lost" for an instance that ended unheard.
+heartbeat = metrics.event_counter(
+    "flotilla_heartbeats", "Heartbeats of instances to their backend", "result"
+)
 _LAG_PERIOD_S = 0.25
 
 

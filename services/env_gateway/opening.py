@@ -2,20 +2,21 @@
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 from services.common.log import get_logger
 from services.common.watchdog import Watchdog
 from services.env_gateway import meters
-from services.env_gateway.adaptive import AdaptiveLimit, TokenBucket
+from services.env_gateway.calls import CallGates
 from services.env_gateway.computer import Scale, screen_of
-from services.env_gateway.config import EnvGatewayConfig, LimitsConfig
+from services.env_gateway.config import EnvGatewayConfig
 from services.env_gateway.episodes import EpisodeBook, State
-from services.env_gateway.gates import Gate, NoPlaceError
+from services.env_gateway.gates import NoPlaceError
 from services.env_gateway.journal import Journal
 from services.env_gateway.offer import COMPUTER, NothingToOfferError, offered
+from services.env_gateway.paced import PacedGate, creation_gate
 from services.env_gateway.ports import BackendError, Instance, Provision, Tool
 from services.env_gateway.retry import Backoff
 from services.env_gateway.session import Session
@@ -33,25 +34,6 @@ _SHOWN_BYTES = 2**17
 T = TypeVar("T")
 
 
-class Creation:
-    """Where creations of one backend wait: for a place among those in flight, which adapt to what
-    the backend bears, and for the rate at which it may be asked."""
-
-    def __init__(self, limits: LimitsConfig) -> None:
-        limit = AdaptiveLimit(start=limits.start_creating, ceiling=limits.max_creating)
-        self.gate = Gate(limit)
-        self._rate = TokenBucket(rate=limits.creates_per_s, burst=limits.creates_burst)
-
-    @asynccontextmanager
-    async def passing(self, until: float) -> AsyncGenerator[None]:
-        """Raises NoPlaceError at `until`."""
-        async with self.gate.passing(until):
-            wait_s = self._rate.take(_now())
-            if wait_s > 0:
-                await asyncio.sleep(wait_s)
-            yield
-
-
 class Opener:
     """Creates instances. `created` counts those asked for, whether or not they came to be."""
 
@@ -63,14 +45,16 @@ class Opener:
         rng: random.Random,
         watchdog: Watchdog,
         scale: Scale,
+        gates: CallGates,
     ) -> None:
         self._scale = scale
+        self._gates = gates
         self._config = config
         self._book = book
         self._journal = journal
         self._rng = rng
         self._watchdog = watchdog
-        self.creations: dict[str, Creation] = {}
+        self.creations: dict[str, PacedGate] = {}
         self.created = 0
 
     async def open(self, session: Session) -> None:
@@ -112,12 +96,17 @@ class Opener:
     async def _create(self, session: Session, request: Provision, time: "_TimeToOpen") -> Instance:
         creation = self.creations.get(session.backend_name)
         if creation is None:
-            creation = self.creations[session.backend_name] = Creation(self._config.limits)
+            creation = self.creations[session.backend_name] = creation_gate(self._config)
         waiting_since = _now()
-        async with creation.passing(session.episode.ends_at):
+        async with creation.passing(session.run_id, session.episode.ends_at):
             time.give_back(_now() - waiting_since)
-            with self._watchdog.stage("create environment"):
-                return await session.backend.provision(request, timeout_s=time.left_s())
+            existed, session.may_exist = session.may_exist, True
+            try:
+                with self._watchdog.stage("create environment"):
+                    return await session.backend.provision(request, timeout_s=time.left_s())
+            except BackendError as error:
+                session.may_exist = existed or error.delivered is not False
+                raise
 
     async def _warm(self, session: Session) -> None:
         instance = session.instance
@@ -134,19 +123,36 @@ class Opener:
         """Wait until the instance has tools, and for what it shows first."""
         tools = await self._retried(
             session,
-            lambda time: instance.list_tools(timeout_s=time.left_s()),
+            lambda time: self._asked(
+                session, "list_tools", lambda s: instance.list_tools(timeout_s=s), time
+            ),
             cap_s=_WARMING_CAP_S,
         )
         _check_size(tools)
         self._offer(session, tools)
         shown = await self._retried(
             session,
-            lambda time: instance.observe(timeout_s=time.left_s()),
+            lambda time: self._asked(
+                session, "observe", lambda s: instance.observe(timeout_s=s), time
+            ),
             cap_s=_WARMING_CAP_S,
         )
         if session.screen is not None:
             shown = await session.screen.shown_parts(shown)
         session.first_observation = session.media.keep(tuple(shown), _SHOWN_BYTES)
+
+    async def _asked(
+        self,
+        session: Session,
+        kind: str,
+        ask: Callable[[float], Awaitable[T]],
+        time: "_TimeToOpen",
+    ) -> T:
+        """Ask an instance that may not be ready yet, in its turn."""
+        waiting_since = _now()
+        async with self._gates.warming(session, kind, session.episode.ends_at):
+            time.give_back(_now() - waiting_since)
+            return await ask(time.left_s())
 
     def _offer(self, session: Session, tools: Sequence[Tool]) -> None:
         try:
@@ -179,11 +185,14 @@ class Opener:
             if failure.kind == "throttled":
                 # Too many at once, or no instance free: a queue, not a fault.
                 time.give_back(_now() - started + wait_s)
+            else:
+                session.trouble = str(failure)
+                session.changed.notify()
             final = failure.invalid or failure.lost or wait_s >= time.left_s()
             if final or _closed(session):
                 raise failure
             _LOG.info("open_retried", episode_id=session.episode.episode_id, error=str(failure))
-            await asyncio.sleep(wait_s)
+            await _pause(session, wait_s)
             if _closed(session):
                 raise failure
 
@@ -191,6 +200,7 @@ class Opener:
         meters.open_seconds(session.env_key, session.episode.state)(_now() - session.state_since)
         session.state_since = _now()
         session.episode.advance(state)
+        session.trouble = ""
         session.changed.notify()
 
     def _fail(self, session: Session, detail: str) -> None:
@@ -226,6 +236,14 @@ def _check_size(tools: Sequence[Tool]) -> None:
             delivered=False,
             invalid=True,
         )
+
+
+async def _pause(session: Session, seconds: float) -> None:
+    """Ends early when nobody waits for the episode any more."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while not _closed(session):
+                await session.changed.wait()
 
 
 def _closed(session: Session) -> bool:

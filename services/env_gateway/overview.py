@@ -2,14 +2,17 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client.core import Metric
 
 from services.common import metrics
 from services.env_gateway.adaptive import BreakerState
+from services.env_gateway.gates import Gate
 from services.env_gateway.gateway import Gateway
+from services.env_gateway.paced import PacedGate
+from services.env_gateway.ports import HeartbeatBackend
 
 _PERIOD_S = 1.0
 _ENV = ("env",)
@@ -18,8 +21,8 @@ _BREAKER = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 1.0, BreakerState.
 
 @dataclass(frozen=True, slots=True)
 class Limiter:
-    """`of` is the environment of `episodes` and `calls`, or empty for all of them, and the backend
-    of `creations`."""
+    """`of` is the environment of `episodes`, `calls` and `warmups`, or empty for all of them, and
+    the backend of `creations` and `grades`."""
 
     name: str
     of: str
@@ -29,7 +32,7 @@ class Limiter:
 
 
 def limiters(gateway: Gateway) -> list[Limiter]:
-    admission = gateway.admission
+    admission, gates = gateway.admission, gateway.caller.gates
     env_keys = sorted({*gateway.book.counts(), *gateway.counts.env_keys()})
     return [
         Limiter("episodes", "", admission.max_episodes, admission.held, admission.waiting),
@@ -37,16 +40,20 @@ def limiters(gateway: Gateway) -> list[Limiter]:
             Limiter("episodes", env, admission.limit(env), *admission.use_of(env))
             for env in env_keys
         ),
-        *(
-            Limiter("calls", env, gate.limit, gate.in_flight, gate.waiting)
-            for env, gate in sorted(gateway.caller.gates.by_env.items())
-        ),
-        *(
-            Limiter("creations", backend, gate.limit, gate.in_flight, gate.waiting)
-            for backend, creation in sorted(gateway.opener.creations.items())
-            for gate in (creation.gate,)
-        ),
+        *_of_gates("calls", gates.by_env),
+        *_of_gates("warmups", gates.warming_by_env),
+        *_of_paced("creations", gateway.opener.creations),
+        *_of_paced("grades", gateway.gradings),
     ]
+
+
+def _of_paced(name: str, paced: Mapping[str, PacedGate]) -> Iterator[Limiter]:
+    return _of_gates(name, {backend: one.gate for backend, one in paced.items()})
+
+
+def _of_gates(name: str, gates: Mapping[str, Gate]) -> Iterator[Limiter]:
+    for of, gate in sorted(gates.items()):
+        yield Limiter(name, of, gate.limit, gate.in_flight, gate.waiting)
 
 
 def breakers(gateway: Gateway) -> dict[str, BreakerState]:
@@ -57,7 +64,12 @@ def breakers(gateway: Gateway) -> dict[str, BreakerState]:
 async def keep_showing(gateway: Gateway) -> None:
     """Show to Prometheus all that the gateway counts or knows, for ever."""
     while True:
-        families = [*_episodes(gateway), *_limits(gateway), *_counted(gateway)]
+        families = [
+            *_episodes(gateway),
+            *_heartbeats(gateway),
+            *_limits(gateway),
+            *_counted(gateway),
+        ]
         metrics.show("env_gateway", families)
         await asyncio.sleep(_PERIOD_S)
 
@@ -76,6 +88,13 @@ def _episodes(gateway: Gateway) -> Iterator[Metric]:
     yield metrics.counter(
         "flotilla_orphans_reclaimed", "Instances of a predecessor that were deleted", (), reclaimed
     )
+
+
+def _heartbeats(gateway: Gateway) -> Iterator[Metric]:
+    backends = gateway.backends.items()
+    late = {(name,): float(one.late) for name, one in backends if isinstance(one, HeartbeatBackend)}
+    text = "Instances that end soon unless their backend confirms to have heard of them"
+    yield metrics.gauge("flotilla_heartbeats_late", text, ("backend",), late)
 
 
 def _limits(gateway: Gateway) -> Iterator[Metric]:

@@ -92,6 +92,12 @@ class BackendError(Exception):
         self.bad_arguments = bad_arguments
         self.unreachable = unreachable
 
+    @property
+    def refused(self) -> bool:
+        """Nothing was done, and the same may be done later: too much at once, or nobody there."""
+        absent = self.unreachable and self.delivered is False
+        return (self.kind == "throttled" or absent) and not (self.lost or self.invalid)
+
 
 class QueryError(Exception):
     """The database refused the statement; the message is SQLite's."""
@@ -101,7 +107,8 @@ class QueryError(Exception):
 class Execution:
     """One run of a verifier.
 
-    `error` says why it could not run to its end; `retryable` whether another run may differ.
+    `error` says why it could not run to its end; `retryable` whether another run may differ; `ran`
+    whether it was begun at all.
     """
 
     result: Any = None
@@ -110,6 +117,7 @@ class Execution:
     timed_out: bool = False
     instance_lost: bool = False
     retryable: bool = False
+    ran: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +129,7 @@ class Submission:
     conversation: str | None
     # Tools that a verifier may call.
     readable: frozenset[str] = frozenset()
+    run_id: str = ""
 
 
 class Instance(Protocol):
@@ -148,7 +157,8 @@ class Instance(Protocol):
     ) -> CallResult: ...
 
     async def grade(self, submission: Submission, *, timeout_s: float) -> Execution | None:
-        """Grade where the environment lives; None leaves the task's verifier to the gateway."""
+        """Grade where the environment lives; None leaves the task's verifier to the gateway. Asked
+        again with the same object when it has raised BackendError."""
         ...
 
     async def query(self, db: str, sql: str, args: Sequence[SqlValue], *, timeout_s: float) -> Rows:
@@ -173,6 +183,16 @@ class Watched(Protocol):
         ...
 
 
+@runtime_checkable
+class Mortal(Protocol):
+    """An instance that knows without asking anybody when it has ended."""
+
+    @property
+    def ended(self) -> str | None:
+        """Why; None while it is not known to have."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Provision:
     """One instance to create, tagged with its `episode_id`, which names run and gateway.
@@ -194,6 +214,11 @@ class Orphan:
 
 
 class Backend(Protocol):
+    @property
+    def apart(self) -> bool:
+        """Whether each instance is a machine or a process of its own, which can hang by itself."""
+        ...
+
     def serves(self, env_key: str) -> bool:
         """Whether the environment may exist here; False is certain."""
         ...
@@ -211,6 +236,16 @@ class Backend(Protocol):
         ...
 
 
+@runtime_checkable
+class HeartbeatBackend(Protocol):
+    """A backend that ends instances of which it does not hear for a while."""
+
+    @property
+    def late(self) -> int:
+        """How many instances it has not confirmed to have heard of for most of their time."""
+        ...
+
+
 QueryFn = Callable[[str, str, Sequence[SqlValue]], Awaitable[Rows]]
 # Raises QueryError for a tool that a verifier may not call.
 CallFn = Callable[[str, Mapping[str, Any]], Awaitable[CallResult]]
@@ -222,7 +257,8 @@ class Verification:
     """A verifier, the arguments it is given besides `env`, and how it sees the final state.
 
     `call` makes tool calls that only read; without it there are none to make.
-    One that is not `trusted` may try anything to get at more than that.
+    One that is not `trusted` may try anything to get at more than that. `run_id` is whose share of
+    the processes it takes.
     """
 
     source: str
@@ -232,9 +268,12 @@ class Verification:
     arguments: Mapping[str, str | None]
     call: CallFn | None = None
     trusted: bool = False
+    run_id: str = ""
 
 
 class Grader(Protocol):
-    async def execute(self, verification: Verification, *, timeout_s: float) -> Execution: ...
+    async def execute(self, verification: Verification, *, timeout_s: float) -> Execution:
+        """Raises BackendError for what the environment fails to answer the verifier."""
+        ...
 
     async def close(self) -> None: ...

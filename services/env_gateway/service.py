@@ -61,8 +61,8 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
                 )
                 if state is State.READY:
                     response.ready.CopyFrom(self._ready(session))
-                elif state is State.FAILED:
-                    response.detail = session.failure or ""
+                else:
+                    response.detail = session.failure or session.trouble
                 yield response
 
     async def CallTool(self, request: pb.CallToolRequest, context: Context) -> pb.CallToolResponse:

@@ -108,8 +108,8 @@ def _sendable(part: Part) -> Part:
 
 
 class Session:
-    """`failure` is set when the environment could not be had. `opener` ends when the episode is
-    ready or cannot become so."""
+    """`failure` is set when the environment could not be had, `trouble` while the last attempt has
+    failed and another follows. `opener` ends when the episode is ready or cannot become so."""
 
     def __init__(
         self, episode: Episode, *, backend: Backend, backend_name: str, ticket: Ticket, media: int
@@ -120,11 +120,14 @@ class Session:
         self.ticket = ticket
         self.instance: Instance | None = None
         self.journaled = False
+        # Whether a creation may have been executed, so that there is something to delete.
+        self.may_exist = False
         self.tools: Mapping[str, Tool] = {}
         self.first_observation: tuple[Part, ...] = ()
         self.final_answer: str | None = None
         self.screen: Screen | None = None
         self.failure: str | None = None
+        self.trouble = ""
         self.open_s = 0.0
         # When the episode entered the state that it is in.
         self.state_since = episode.opened_at
@@ -142,6 +145,10 @@ class Session:
     def env_key(self) -> str:
         return self.episode.spec.task.env_key
 
+    @property
+    def run_id(self) -> str:
+        return self.episode.spec.run_id
+
     def known_grade(self) -> Grade | None:
         task = self.grading
         if task is None or not task.done() or task.cancelled() or task.exception() is not None:
@@ -150,8 +157,9 @@ class Session:
         return grade if grade.known else None
 
     async def states(self) -> AsyncGenerator[State]:
-        """Each state as it is entered, up to READY or FAILED. Raises EpisodeLostError."""
-        seen: State | None = None
+        """Each state as it is entered, and again with each new trouble, up to READY or FAILED.
+        Raises EpisodeLostError."""
+        seen: tuple[State, str] | None = None
         while True:
             if self.failure is not None:
                 yield State.FAILED
@@ -159,10 +167,10 @@ class Session:
             state = self.episode.state
             if state is State.CLOSED:
                 raise EpisodeLostError(f"episode {self.episode.episode_id} {self.episode.detail}")
-            if state is seen:
+            if (state, self.trouble) == seen:
                 await self.changed.wait()
                 continue
-            seen = state
+            seen = (state, self.trouble)
             yield state
             if state is State.READY:
                 return

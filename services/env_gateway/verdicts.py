@@ -3,10 +3,12 @@
 import asyncio
 import hashlib
 import random
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from services.common.errors import ConfigError
 from services.common.log import get_logger
@@ -22,6 +24,7 @@ from services.env_gateway.grading import (
     partial_reward,
     worth_repeating,
 )
+from services.env_gateway.paced import PacedGate
 from services.env_gateway.ports import (
     BackendError,
     CallFn,
@@ -44,13 +47,31 @@ _LOG = get_logger(__name__)
 _BASE_S, _CAP_S = 0.2, 5.0
 _MARGIN_S = 0.5
 
+T = TypeVar("T")
+_DIGESTS = "env_gateway.verifiers.digests"
+_OWN_DIGESTS = Path(__file__).parents[2] / "environments/verifiers.sha256"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
-def load_digests(path: Path) -> frozenset[str]:
-    """The SHA-256 digests listed in a file as `sha256sum` writes it; none when it is missing."""
-    if not path.exists():
+
+def load_digests(path: Path | None) -> frozenset[str]:
+    """The SHA-256 digests listed in a file as `sha256sum` writes it; None is the repository's own,
+    where it is installed. Raises ConfigError for a file that cannot be read, or lists other things.
+    """
+    if path is None and not _OWN_DIGESTS.exists():
         return frozenset()
-    lines = path.read_text().splitlines()
-    return frozenset(line.split()[0].lower() for line in lines if line.strip())
+    try:
+        lines = (path or _OWN_DIGESTS).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{_DIGESTS}: {path}: {error}; it is looked for beside the spec, then in {Path.cwd()}."
+            " Write the SHA-256 of each verifier's source there, one a line, or take the key out"
+        ) from error
+    digests = [line.split()[0].lower() for line in lines if line.strip()]
+    if wrong := next((word for word in digests if not _SHA256.fullmatch(word)), None):
+        raise ConfigError(
+            f"{_DIGESTS}: {path}: {wrong!r} is no SHA-256; write it as sha256sum does"
+        )
+    return frozenset(digests)
 
 
 def load_verifiers(config: EnvGatewayConfig) -> dict[str, str]:
@@ -91,16 +112,19 @@ class VerifierRunner:
         self._untouched = Untouched()
         self._rng = rng or random.Random()
 
-    async def grade(self, session: Session, submission: Submission, timeout_s: float) -> Grade:
-        """Waits for the call in flight, so that the state is final. Never raises for what a
-        verifier or an environment does."""
+    async def grade(
+        self, session: Session, submission: Submission, timeout_s: float, gate: PacedGate
+    ) -> Grade:
+        """Waits for the call in flight, so that the state is final, and at the gate for each run.
+        Never raises for what a verifier or an environment does."""
         until = min(_now() + timeout_s, session.episode.ends_at)
-        submission = self._completed(session, submission)
+        work = _Work(session, self._completed(session, submission), gate, until)
         try:
             async with asyncio.timeout_at(until), session.turn:
-                return await self._grade(session, submission, until)
+                return await self._grade(work)
         except TimeoutError:
-            return no_grade(Reason.TIMEOUT, f"no grade within {timeout_s:.1f} s")
+            detail = f"no grade within {timeout_s:.1f} s"
+            return no_grade(Reason.TIMEOUT, f"{detail}; {work.refusal}" if work.refusal else detail)
         except Exception as error:  # noqa: BLE001
             # An answer that no adapter foresaw. Whoever waits must hear of it, and may ask again.
             _LOG.exception("grade_failed", episode_id=session.episode.episode_id)
@@ -111,27 +135,58 @@ class VerifierRunner:
         task = submission.task
         readable = frozenset(tool.name for tool in session.tools.values() if tool.read_only)
         verifier = task.verifier or self._by_env.get(task.env_key)
-        return replace(submission, task=replace(task, verifier=verifier), readable=readable)
+        task = replace(task, verifier=verifier)
+        return replace(submission, task=task, readable=readable, run_id=session.run_id)
 
-    async def _grade(self, session: Session, submission: Submission, until: float) -> Grade:
-        instance = session.instance
-        if session.episode.lost or instance is None:
+    async def _grade(self, work: "_Work") -> Grade:
+        episode = work.session.episode
+        if episode.lost or work.session.instance is None:
             return no_grade(Reason.INSTANCE_LOST, "the environment instance is gone")
-        if session.episode.tainted:
+        if episode.tainted:
             return _tainted()
-        first = await self._ask(instance, submission, until)
-        if first is not None:
-            ask = lambda: self._ask(instance, submission, until)  # noqa: E731
-            grade = await self._attempts(ask, until, first=first)
-            return await self._with_partial(grade, instance, submission, until)
+        instance = work.session.instance
         try:
-            verification = self._verification(instance, submission, until)
+            execution, attempts = await self._settled(work, lambda: self._run(work, instance))
         except _NoVerifierError:
             return no_grade(Reason.NO_VERIFIER, "the task has no verifier")
         except VerifierError as error:
             return no_grade(Reason.EXECUTION_FAILED, str(error))
-        grade = await self._attempts(lambda: self._execute(verification, until), until)
-        return await self._with_partial(grade, instance, submission, until)
+        return await self._with_partial(judge(execution, attempts=attempts), work, instance)
+
+    async def _run(self, work: "_Work", instance: Instance) -> Execution:
+        """One run of the verifier, where the environment lives or here. Raises BackendError and
+        VerifierError."""
+        async with work.passing():
+            timeout_s = min(self._config.timeout_s, _left(work.until))
+            execution = await instance.grade(work.submission, timeout_s=timeout_s)
+            if execution is not None:
+                return execution
+            verification = self._verification(instance, work.submission, work.until)
+            return await self._execute(verification, work.until)
+
+    async def _settled(
+        self, work: "_Work", run: Callable[[], Awaitable[Execution]]
+    ) -> tuple[Execution, int]:
+        """The last run and how many there were, without those that were refused before they began:
+        these are asked for again for as long as there is time."""
+        backoff = Backoff(base_s=_BASE_S, cap_s=_CAP_S, rng=self._rng)
+        attempts = 0
+        while True:
+            error = None
+            try:
+                execution = await run()
+            except BackendError as failure:
+                error = failure
+                execution = _failed(failure)
+            refused = error is not None and error.refused
+            attempts += not refused
+            wait_s = backoff.next(error.retry_after_s if error else None)
+            if not worth_repeating(execution) or attempts >= self._config.attempts:
+                return execution, attempts
+            if wait_s >= _left(work.until):
+                return replace(execution, timed_out=refused or execution.timed_out), attempts
+            work.refusal = str(error) if refused else ""
+            await asyncio.sleep(wait_s)
 
     def _verification(
         self, instance: Instance, submission: Submission, until: float
@@ -141,44 +196,47 @@ class VerifierRunner:
         if source is None:
             raise _NoVerifierError("the task has no verifier")
         function = find_verifier(source)
+        asking = _Asking(until, self._config.timeout_s, self._rng)
         return Verification(
             source=source,
+            run_id=submission.run_id,
             function=function.name,
-            query=_query(instance, until),
-            snapshot=lambda db: instance.snapshot(db, timeout_s=_left(until)),
+            query=_query(instance, asking),
+            snapshot=lambda db: asking.ask(lambda left: instance.snapshot(db, timeout_s=left)),
             arguments=_arguments(function, submission),
-            call=_call(instance, submission.readable, until),
+            call=_call(instance, submission.readable, asking),
             trusted=hashlib.sha256(source.encode()).hexdigest() in self._digests,
         )
 
-    async def _with_partial(
-        self, grade: Grade, instance: Instance, submission: Submission, until: float
-    ) -> Grade:
+    async def _with_partial(self, grade: Grade, work: "_Work", instance: Instance) -> Grade:
         """The grade with the partial reward that the configuration asks for."""
         if self._config.partial == "off" or not grade.known:
             return replace(grade, partial_reward=None)
         if self._config.partial == "earned" and grade.checks_failed:
-            share = await self._earned(grade, instance, submission, until)
+            share = await self._earned(grade, work, instance)
             grade = replace(grade, partial_reward=share)
         share = grade.partial_reward
         if self._config.partial_is_reward and grade.reward == 0 and share is not None and share < 1:
             return replace(grade, reward=share)
         return grade
 
-    async def _earned(
-        self, grade: Grade, instance: Instance, submission: Submission, until: float
-    ) -> float | None:
+    async def _earned(self, grade: Grade, work: "_Work", instance: Instance) -> float | None:
         try:
-            verification = self._verification(instance, submission, until)
+            verification = self._verification(instance, work.submission, work.until)
         except VerifierError:
             return None
-        free = await self._untouched.passed(
-            submission.task,
-            verification,
-            lambda run: self._execute(run, until),
-            # The grade itself is known, and must not be lost for this.
-            until=until - _MARGIN_S,
-        )
+
+        async def run(untouched: Verification) -> Execution:
+            async with work.passing():
+                return await self._execute(untouched, work.until)
+
+        async def settled(untouched: Verification) -> Execution:
+            return (await self._settled(work, lambda: run(untouched)))[0]
+
+        # The grade itself is known, and must not be lost for this.
+        until = work.until - _MARGIN_S
+        task = work.submission.task
+        free = await self._untouched.passed(task, verification, settled, until=until)
         if free is None:
             return None
         return partial_reward(grade.checks_passed, grade.checks_failed, free=free)
@@ -187,36 +245,36 @@ class VerifierRunner:
         timeout_s = min(self._config.timeout_s, _left(until))
         return await self._grader.execute(verification, timeout_s=timeout_s)
 
-    async def _ask(
-        self, instance: Instance, submission: Submission, until: float
-    ) -> Execution | None:
-        """The backend's own grade; None when it has none to give."""
-        timeout_s = min(self._config.timeout_s, _left(until))
-        try:
-            return await instance.grade(submission, timeout_s=timeout_s)
-        except BackendError as error:
-            retryable = not (error.lost or error.invalid)
-            return Execution(error=str(error), instance_lost=error.lost, retryable=retryable)
 
-    async def _attempts(
-        self,
-        execute: Callable[[], Awaitable[Execution | None]],
-        until: float,
-        *,
-        first: Execution | None = None,
-    ) -> Grade:
-        backoff = Backoff(base_s=_BASE_S, cap_s=_CAP_S, rng=self._rng)
-        execution = first
-        for attempt in range(1, self._config.attempts + 1):
-            execution = execution or await execute()
-            assert execution is not None, "a backend that graded once grades again"
-            wait_s = backoff.next()
-            last = attempt == self._config.attempts or wait_s >= _left(until)
-            if last or not worth_repeating(execution):
-                return judge(execution, attempts=attempt)
-            await asyncio.sleep(wait_s)
-            execution = None
-        return judge(Execution(error="no attempt was made"), attempts=0)
+@dataclass(slots=True)
+class _Work:
+    """One grade to be found until a deadline. `refusal` is why there is none yet, where the backend
+    has not even begun."""
+
+    session: Session
+    submission: Submission
+    gate: PacedGate
+    until: float
+    refusal: str = ""
+
+    def passing(self) -> AbstractAsyncContextManager[None]:
+        """A place among the runs in flight; TimeoutError when there is none in time."""
+        instance = self.session.instance
+        return self.gate.passing(
+            self.session.run_id,
+            self.until,
+            kind=self.submission.task.key,
+            instance_id=instance.instance_id if instance else "",
+        )
+
+
+def _failed(error: BackendError) -> Execution:
+    return Execution(
+        error=str(error),
+        timed_out=error.kind == "timeout",
+        instance_lost=error.lost,
+        retryable=not (error.lost or error.invalid),
+    )
 
 
 def _arguments(function: VerifierFunction, submission: Submission) -> dict[str, str | None]:
@@ -234,21 +292,43 @@ def _tainted() -> Grade:
     )
 
 
-def _query(instance: Instance, until: float) -> QueryFn:
+def _query(instance: Instance, asking: "_Asking") -> QueryFn:
     async def query(db: str, sql: str, args: Sequence[SqlValue]) -> Rows:
-        return await instance.query(db, sql, args, timeout_s=_left(until))
+        return await asking.ask(lambda left: instance.query(db, sql, args, timeout_s=left))
 
     return query
 
 
-def _call(instance: Instance, readable: frozenset[str], until: float) -> CallFn:
+def _call(instance: Instance, readable: frozenset[str], asking: "_Asking") -> CallFn:
     async def call(name: str, arguments: Mapping[str, Any]) -> CallResult:
         # A verifier may run more than once, and on a server that others share.
         if name not in readable:
             raise QueryError(f"a verifier may call tools that only read, and {name!r} is none")
-        return await instance.call(name, arguments, timeout_s=_left(until))
+        return await asking.ask(lambda left: instance.call(name, arguments, timeout_s=left))
 
     return call
+
+
+class _Asking:
+    """What a verifier asks of an environment. A refusal is waited out in the first half of the time
+    for a run; later the run is given up and begins anew, lest it ends for want of time."""
+
+    def __init__(self, until: float, timeout_s: float, rng: random.Random) -> None:
+        self._until = until
+        self._patient_until = min(_now() + timeout_s / 2, until)
+        self._rng = rng
+
+    async def ask(self, ask: Callable[[float], Awaitable[T]]) -> T:
+        """Raises BackendError."""
+        backoff = Backoff(base_s=_BASE_S, cap_s=_CAP_S, rng=self._rng)
+        while True:
+            try:
+                return await ask(_left(self._until))
+            except BackendError as error:
+                wait_s = backoff.next(error.retry_after_s)
+                if not error.refused or _now() + wait_s >= self._patient_until:
+                    raise
+            await asyncio.sleep(wait_s)
 
 
 def _left(until: float) -> float:

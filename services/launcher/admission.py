@@ -1,5 +1,6 @@
 """Whether a run may be started or resumed as it is asked for. All refusals are ServiceErrors."""
 
+import json
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,7 +11,8 @@ from services.common.config import ConfigError
 from services.common.errors import ServiceError
 from services.launcher import budget, preflight
 from services.launcher import plan as plans
-from services.launcher.adopt import adopted, what_is_gone
+from services.launcher.adopt import JOURNAL, adopted, what_is_gone
+from services.launcher.changes import changes
 from services.launcher.launches import NOWHERE, launch_of
 from services.launcher.plan import BadSpecError, Plan
 from services.launcher.ports import Backend, BackendError, BackendUnreachable, Launch, Offer
@@ -72,6 +74,8 @@ class Admission:
         if stored is not None and stored.run.name != plan.name:
             message = f"name: run {resume} is of spec {stored.run.name!r}, not {plan.name!r}"
             raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", message)
+        if stored is not None:
+            self._check_may_change(stored, plan)
         taken = self._store.run_ids() | {path.name for path in self._folder.iterdir()}
         run_id = resume or plans.run_id(plan.name, datetime.now(UTC), taken)
         offers = await self.offers(plan, self._folder / run_id)
@@ -81,6 +85,16 @@ class Admission:
         except budget.OverBudgetError as error:
             raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", str(error)) from error
         return plan, run_id, prices
+
+    def _check_may_change(self, stored: StoredRun, plan: Plan) -> None:
+        """A run that has begun keeps what its journal and checkpoints stand on."""
+        if not (self._folder / stored.run.run_id / JOURNAL).exists():
+            return
+        found = [c.told() for c in changes(json.loads(stored.spec_json), plan.spec) if c.fixed]
+        if found:
+            lines = "\n".join(f"  {each}" for each in found)
+            message = f"run {stored.run.run_id} cannot go on so; start a new run:\n{lines}"
+            raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", message)
 
     def _resumable(self, run_id: str, mode: RunMode, spec_json: str) -> StoredRun:
         stored = self._store.get(run_id) or adopted(self._folder, run_id)

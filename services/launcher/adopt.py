@@ -42,5 +42,5 @@ def what_is_gone(runs: Path, run_id: str) -> str:
     if not run_dir.is_dir():
         return f"its folder {run_dir} is gone"
     if (run_dir / _LOCK).exists() and not (run_dir / JOURNAL).exists():
-        return f"its journal {run_dir / JOURNAL} is gone"
+        return f"its journal {run_dir / JOURNAL} is gone (--accept-loss goes on without it)"
     return ""

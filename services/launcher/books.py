@@ -7,7 +7,7 @@ from typing import Any
 
 from services.common import log
 from services.launcher import clock
-from services.launcher.progress import Progress, raised
+from services.launcher.progress import Progress
 from services.launcher.rows import Transition
 from services.launcher.runs import Key, Note, Replica, Run
 from services.launcher.store import Store
@@ -71,13 +71,17 @@ def write(
 def write_progress(
     store: Store, run_id: str, known: Progress, progress: Progress, now: float
 ) -> None:
-    """Write what a learner has told of itself, and the alarms that it had not `known`."""
+    """Write what a learner has told of itself; each alarm that is raised or cleared since the
+    `known` is an event."""
     with store.transaction():
-        store.save_metrics(run_id, progress.metrics)
+        store.save_progress(run_id, progress)
         store.add_event(run_id, now, "progress", progress.body())
-        for alarm in sorted(set(raised(progress.metrics)) - set(raised(known.metrics))):
-            body = {"text": f"alarm: {alarm}", "alarm": alarm}
-            store.add_event(run_id, now, "alarm", body)
+        for change, alarms in (
+            ("cleared", [alarm for alarm in known.alarms if alarm not in progress.alarms]),
+            ("raised", [alarm for alarm in progress.alarms if alarm not in known.alarms]),
+        ):
+            for alarm in alarms:
+                store.add_event(run_id, now, "alarm", {"change": change, **asdict(alarm)})
 
 
 def _transitions(before: Run, run: Run, changed: list[Replica], cause: str) -> list[Transition]:
@@ -102,6 +106,7 @@ def replica_body(replica: Replica) -> dict[str, Any]:
         "state": replica.state,
         "phase": replica.phase,
         "address": replica.address,
+        "metrics_address": replica.metrics_address,
         "restarts": replica.restarts,
         "pid": replica.unit.pid if replica.unit else 0,
     }

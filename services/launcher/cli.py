@@ -7,12 +7,34 @@ from typing import Annotated
 import typer
 
 from services.launcher import cli_env, cli_remote, cli_tools
-from services.launcher.cli_remote import OVERRIDES, RUNS, Runs
+from services.launcher.cli_remote import GRACE_S, OVERRIDES, RUNS, Detach, Grace, Runs
+
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume",
+        help="Go on with the newest run of this spec, with RUN, or from the URL that its"
+        " checkpoints are uploaded to. What the spec says other than the run is named first.",
+    ),
+]
+ResumedRun = Annotated[
+    str | None, typer.Argument(metavar="[RUN|URL]", help="The run to resume: an id, or `newest`.")
+]
+Update = Annotated[
+    bool, typer.Option("--update", help="With --resume: the run takes what the spec says today.")
+]
+AcceptLoss = Annotated[
+    bool,
+    typer.Option(
+        "--accept-loss",
+        help="With --resume: give up what the run's journal has lost, count it as"
+        " lost_with_disk, and go on from what is whole.",
+    ),
+]
 
 app = typer.Typer(
     name="flotilla",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -26,21 +48,28 @@ app = typer.Typer(
 )
 
 
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    if version:
+        from importlib.metadata import version as version_of
+
+        typer.echo(f"flotilla {version_of('flotilla')}")
+    elif context.invoked_subcommand is None:
+        context.fail("name a command; --help lists them")
+
+
 @app.command(context_settings=OVERRIDES)
 def train(
     context: typer.Context,
     spec: Annotated[Path, typer.Argument(help="Run spec, TOML or JSON.", exists=True)],
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume",
-            help="Go on with the newest run of this spec, with RUN_ID, or from the URL that its"
-            " checkpoints are uploaded to.",
-        ),
-    ] = False,
-    run_id: Annotated[
-        str | None, typer.Argument(metavar="[RUN_ID|URL]", help="The run to resume.")
-    ] = None,
+    resume: Resume = False,
+    run_id: ResumedRun = None,
+    update: Update = False,
+    accept_loss: AcceptLoss = False,
+    detach: Detach = False,
     runs: Runs = RUNS,
 ) -> None:
     """Train a policy from a run spec, and show how it learns.
@@ -49,8 +78,10 @@ def train(
     `--rollout.engine.max_num_seqs=128`.
 
     Ctrl-C stops every process in good order and prints the command that goes on from there; a
-    second Ctrl-C stops at once. A run that cannot be resumed is never begun anew in its place. Exit
-    code: 0 completed, 1 failed, 2 bad spec, 130 interrupted.
+    second Ctrl-C stops at once. The end of the terminal is a Ctrl-C too; with `--detach`, and under
+    `nohup`, the run outlives it, and `flotilla watch` follows it. A run that cannot be resumed is
+    never begun anew in its place. Exit code: 0 completed, or begun with `--detach`, 1 failed, 2 bad
+    spec, 130 interrupted.
     """
     from services.launcher.console import train as command
 
@@ -58,14 +89,29 @@ def train(
     if run_id is not None and run_id.startswith("--"):
         extra, run_id = [run_id, *extra], None
     if run_id is not None and not resume:
-        raise typer.BadParameter(f"{run_id!r}: a run id goes with --resume", param_hint="RUN_ID")
-    _exit(command.train(spec, runs, extra, resume=resume, run_id=run_id))
+        raise typer.BadParameter(f"{run_id!r}: a run id goes with --resume", param_hint="RUN")
+    if update and not resume:
+        raise typer.BadParameter("it goes with --resume", param_hint="--update")
+    if accept_loss and not resume:
+        raise typer.BadParameter("it goes with --resume", param_hint="--accept-loss")
+    _exit(
+        command.train(
+            *(spec, runs, extra),
+            resume=resume,
+            run_id=run_id,
+            update=update,
+            accept_loss=accept_loss,
+            detach=detach,
+        )
+    )
 
 
 @app.command(name="eval", context_settings=OVERRIDES)
 def evaluate(
     context: typer.Context,
-    target: Annotated[str, typer.Argument(metavar="SPEC|RUN", help="Run spec, or id of a run.")],
+    target: Annotated[
+        str, typer.Argument(metavar="SPEC|RUN", help="Run spec, id of a run, or `newest`.")
+    ],
     runs: Runs = RUNS,
 ) -> None:
     """Evaluate the newest checkpoint of a run on its held-out tasks, without training.
@@ -104,7 +150,12 @@ def plan(
 
 @app.command()
 def status(
-    run: Annotated[str | None, typer.Argument(help="Id of a run; all runs when absent.")] = None,
+    run: Annotated[
+        str | None, typer.Argument(help="Id of a run, or `newest`; all runs when absent.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object; see docs/running.md.")
+    ] = False,
     runs: Runs = RUNS,
 ) -> None:
     """Show all runs, or one run with its services and its numbers.
@@ -113,7 +164,7 @@ def status(
     """
     from services.launcher.console import commands
 
-    _exit(commands.status(run, runs))
+    _exit(commands.status(run, runs, as_json=as_json))
 
 
 @app.command()
@@ -125,7 +176,12 @@ def logs(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until the run ends.")
     ] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", help="Last lines to begin with.")] = 50,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=0, max=1_000_000, help="Last lines to begin with.")
+    ] = 50,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a line, as in a pipe.")
+    ] = False,
     runs: Runs = RUNS,
 ) -> None:
     """Print what the services of a run have logged.
@@ -134,14 +190,14 @@ def logs(
     """
     from services.launcher.console import commands
 
-    _exit(commands.logs(run, service, runs, follow=follow, lines=lines))
+    _exit(commands.logs(run, service, runs, follow=follow, lines=lines, as_json=as_json))
 
 
 @app.command()
 def show(
     run: Annotated[str, typer.Argument(help="Id of a run, or `newest`.")],
     step: Annotated[
-        int | None, typer.Option("--step", help="Attempts that this step trained on.")
+        int | None, typer.Option("--step", min=0, help="Attempts that this step trained on.")
     ] = None,
     env: Annotated[str | None, typer.Option("--env", help="Attempts in this environment.")] = None,
     group: Annotated[str | None, typer.Option("--group", help="Attempts of this group.")] = None,
@@ -177,7 +233,8 @@ def export(
     run: Annotated[str, typer.Argument(help="Id of a run, or `newest`.")],
     out: Annotated[Path, typer.Option("--out", help="Folder to write; must not be there yet.")],
     step: Annotated[
-        int | None, typer.Option("--step", help="Step of a checkpoint; the newest if absent.")
+        int | None,
+        typer.Option("--step", min=0, help="Step of a checkpoint; the newest if absent."),
     ] = None,
     runs: Runs = RUNS,
 ) -> None:
@@ -211,7 +268,7 @@ def scale(
 @app.command()
 def stop(
     run: Annotated[str, typer.Argument(help="Id of a run, or `newest`.")],
-    grace: Annotated[float, typer.Option(help="Seconds that draining may take.")] = 60.0,
+    grace: Grace = GRACE_S,
     runs: Runs = RUNS,
 ) -> None:
     """Stop a run in good order; it can be resumed.

@@ -1,9 +1,8 @@
 """Commands that pass their arguments on to a tool of their own: `flotilla tiny` and `emulator`."""
 
-import sys
-
 import typer
 
+from services.common.interpreter import python
 from services.launcher.cli_remote import OVERRIDES
 
 
@@ -20,7 +19,7 @@ def tiny(context: typer.Context) -> None:
     """
     import subprocess
 
-    command = [sys.executable, "-m", "tools.tiny_policy", *context.args]
+    command = python("-m", "tools.tiny_policy", *context.args)
     raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 
@@ -33,5 +32,5 @@ def emulator(context: typer.Context) -> None:
     import os
 
     # In place of this process, so that signals and a parent's end reach the emulator itself.
-    command = [sys.executable, "-m", "environments.fleet_emulator", *context.args]
-    os.execv(sys.executable, command)
+    command = python("-m", "environments.fleet_emulator", *context.args)
+    os.execv(command[0], command)

@@ -7,12 +7,14 @@ from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from flotilla.launcher.v1 import run_service_pb2 as run_pb
+from services.common.text import one_line
 from services.launcher import budget
 from services.launcher.books import replica_body
 from services.launcher.ports import Launch, Offer
-from services.launcher.progress import Progress
+from services.launcher.progress import Alarm, Progress
 from services.launcher.registry import Command, Member
 from services.launcher.runs import Cleanup, Cost, Outcome, RunMode, RunState
 from services.launcher.store import Event, StoredRun
@@ -36,6 +38,7 @@ OUTCOMES: Mapping[Outcome, "run_pb.Outcome.ValueType"] = {
     Outcome.BUDGET: run_pb.OUTCOME_BUDGET,
     Outcome.DEADLINE: run_pb.OUTCOME_DEADLINE,
     Outcome.CAPACITY: run_pb.OUTCOME_CAPACITY,
+    Outcome.REFUSED: run_pb.OUTCOME_REFUSED,
 }
 CLEANUPS: Mapping[Cleanup, "run_pb.Cleanup.ValueType"] = {
     Cleanup.PENDING: run_pb.CLEANUP_PENDING,
@@ -52,6 +55,15 @@ COMMANDS: Mapping[Command, "registry_pb.Command.ValueType"] = {
     Command.DRAIN: registry_pb.COMMAND_DRAIN,
     Command.STOP: registry_pb.COMMAND_STOP,
 }
+
+SEVERITIES: Mapping[str, "alarm_pb.AlarmSeverity.ValueType"] = {
+    "notice": alarm_pb.ALARM_SEVERITY_NOTICE,
+    "warning": alarm_pb.ALARM_SEVERITY_WARNING,
+    "error": alarm_pb.ALARM_SEVERITY_ERROR,
+}
+_NAME_CHARACTERS, _TEXT_CHARACTERS = 200, 1_000
+# The metrics of a run in a list of many.
+_HEADLINES = ("eval/all/pass_at_1", "reward/avg_pass_at_1")
 
 
 def mode(wire: "run_pb.RunMode.ValueType") -> RunMode:
@@ -86,7 +98,7 @@ def run(stored: StoredRun, folder: Path, *, brief: bool = False) -> run_pb.Run:
         create_time=timestamp(stored.created),
         end_time=timestamp(stored.ended),
         error=found.error,
-        metrics={} if brief else stored.metrics,
+        metrics={n: v for n, v in stored.metrics.items() if n in _HEADLINES or not brief},
         directory=str(folder / found.run_id),
         outcome=OUTCOMES[found.outcome if found.state.ended else Outcome.NONE],
         cleanup=CLEANUPS[found.cleanup],
@@ -94,6 +106,9 @@ def run(stored: StoredRun, folder: Path, *, brief: bool = False) -> run_pb.Run:
         cost=_cost(found.cost, stored.spec_json, stored.prices, found.wanted),
         backend=found.backend,
         unreachable=found.unreachable,
+        alarms=[alarm(each) for each in stored.alarms],
+        step=stored.step,
+        total_steps=stored.total_steps,
     )
 
 
@@ -124,6 +139,9 @@ def event(found: Event, stored: StoredRun) -> run_pb.WatchRunResponse:
             )
         case "progress":
             response.progress.CopyFrom(run_pb.Progress(**found.body))
+        case "alarm":
+            body = dict(found.body)
+            getattr(response, body.pop("change")).CopyFrom(alarm(Alarm(**body)))
         case _:
             response.message = found.body["text"]
     return response
@@ -147,6 +165,7 @@ def member(request: registry_pb.RegisterRequest, now: float) -> Member:
         incarnation=request.incarnation,
         address=request.address,
         last_beat=now,
+        metrics_address=request.metrics_address,
     )
 
 
@@ -156,6 +175,26 @@ def progress(request: registry_pb.HeartbeatRequest) -> Progress:
         step=request.step,
         total_steps=request.total_steps,
         metrics=dict(request.metrics),
+        alarms=tuple(_told(each) for each in request.alarms),
+    )
+
+
+def _told(wire: alarm_pb.Alarm) -> Alarm:
+    """Whoever tells it, it is fit to be shown."""
+    known = {value: key for key, value in SEVERITIES.items()}
+    rule, scope = (one_line(text, _NAME_CHARACTERS) for text in (wire.rule, wire.scope))
+    cause, fix = (one_line(text, _TEXT_CHARACTERS) for text in (wire.cause, wire.fix))
+    return Alarm(rule, scope, known.get(wire.severity, "warning"), wire.step, cause, fix)
+
+
+def alarm(found: Alarm) -> alarm_pb.Alarm:
+    return alarm_pb.Alarm(
+        rule=found.rule,
+        scope=found.scope,
+        severity=SEVERITIES[found.severity],
+        step=found.step,
+        cause=found.cause,
+        fix=found.fix,
     )
 
 

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from services.common.config import Model
+from services.common.ranges import Seconds
 from services.launcher.notify_config import NotifyConfig
 from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT, Policy
 from services.launcher.sky_config import SkyConfig
@@ -30,32 +31,36 @@ class LauncherConfig(Model):
     backend: Literal["local", "sky"] = "local"
     sky: SkyConfig = SkyConfig()
     # US dollars, and hours since the run was begun: what is reached first drains and stops it.
-    max_cost: float | None = Field(default=None, gt=0)
-    max_hours: float | None = Field(default=None, gt=0)
+    max_cost: float | None = Field(default=None, gt=0, le=1e9)
+    max_hours: float | None = Field(default=None, gt=0, le=10 * 8766)
     notify: NotifyConfig = NotifyConfig()
     # Probes of `flotilla doctor` to leave out, by name.
     skip_probes: tuple[str, ...] = ()
+    # Each service serves Prometheus at a free port of its machine's loopback; `flotilla status`
+    # says where.
+    metrics: bool = False
     env_gateway: ServiceShape = ServiceShape()
     rollout: ServiceShape = ServiceShape()
     learner: LearnerShape = LearnerShape()
-    # Modules to start in place of `services.X`: another implementation of the same contract.
+    # Modules to start in place of `services.X`: another implementation of the same contract. They
+    # are installed, or on PYTHONPATH; the working directory is not looked at.
     modules: dict[str, str] = Field(default_factory=dict)
     # Failures of one replica within the window before the launcher gives it up.
-    max_restarts: int = Field(default=5, ge=0)
-    restart_window_s: float = Field(default=600.0, gt=0)
-    backoff_s: float = Field(default=1.0, gt=0)
-    backoff_max_s: float = Field(default=30.0, gt=0)
+    max_restarts: int = Field(default=5, ge=0, le=10_000)
+    restart_window_s: Seconds = 600.0
+    backoff_s: Seconds = 1.0
+    backoff_max_s: Seconds = 30.0
     # From process start to the first serving heartbeat; loading a large model counts.
-    start_timeout_s: float = Field(default=1800.0, gt=0)
+    start_timeout_s: Seconds = 1800.0
     # How long draining may take before processes are killed.
-    drain_s: float = Field(default=60.0, gt=0)
+    drain_s: Seconds = 60.0
     # How long it is looked for what a run may have left, before a leak is suspected.
-    clean_s: float = Field(default=600.0, ge=0)
-    heartbeat_interval_s: float = Field(default=1.0, gt=0)
+    clean_s: float = Field(default=600.0, ge=0, le=7 * 86400)
+    heartbeat_interval_s: Seconds = 1.0
     # A replica silent for so long is reported; only the end of its process counts as its death.
-    silent_after_s: float = Field(default=30.0, gt=0)
+    silent_after_s: Seconds = 30.0
     # Services drain by themselves when the launcher has been silent for so long.
-    orphan_after_s: float = Field(default=60.0, gt=0)
+    orphan_after_s: Seconds = 60.0
 
     def policy(self) -> Policy:
         return Policy(

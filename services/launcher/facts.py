@@ -68,11 +68,13 @@ def no_capacity(
     return _given_up(run, replica, Outcome.CAPACITY, now, policy, cause)
 
 
-def registered(run: Run, key: Key, address: str) -> Run:
+def registered(run: Run, key: Key, address: str, metrics_address: str = "") -> Run:
     """This replica has announced where it serves. Unknown replicas are none of the run's."""
     if key not in run.replicas:
         return run
-    return run.put([replace(run.replicas[key], address=address, exited=False)])
+    known = run.replicas[key]
+    at = replace(known, address=address, metrics_address=metrics_address, exited=False)
+    return run.put([at])
 
 
 def beat(run: Run, key: Key, phase: str, serving: bool) -> Run:
@@ -107,7 +109,13 @@ def exited(run: Run, key: Key, how: Exit, now: float, policy: Policy) -> tuple[R
     """This replica's process is gone: by request, at its goal, or by a failure."""
     replica = run.replicas[key]
     replica = replace(
-        replica, unit=None, price=None, address="", exited=False, killed=-KILL_AGAIN_S
+        replica,
+        unit=None,
+        price=None,
+        address="",
+        metrics_address="",
+        exited=False,
+        killed=-KILL_AGAIN_S,
     )
     if replica.state is ReplicaState.DRAINING or run.ending:
         notes = [Note(f"{replica.label} {describe_exit(how)} while draining")] if how.code else []
@@ -137,7 +145,8 @@ def _failed(
     verdict = f"{cause}; gave up after {len(failures)} failures"
     if how.tail and how.began:
         verdict = f"{verdict}. Its last lines:\n{how.tail}"
-    return _given_up(run, replica, Outcome.FAILED, now, policy, verdict)
+    outcome = Outcome.REFUSED if how.code == EXIT_BAD_CONFIG else Outcome.FAILED
+    return _given_up(run, replica, outcome, now, policy, verdict)
 
 
 def _given_up(

@@ -15,6 +15,7 @@ from services.launcher import clock, leaks
 from services.launcher import plan as plans
 from services.launcher.admission import CANCELLED, Admission, check_scale, refuse, same_request
 from services.launcher.config import LauncherConfig
+from services.launcher.joint import GivenUpError, Joint
 from services.launcher.leaks import Reaped
 from services.launcher.plan import BadSpecError, Plan
 from services.launcher.ports import (
@@ -70,6 +71,8 @@ class Launcher:
         self._admission = Admission(folder, store, self.backend)
         self._backends: dict[str, Backend] = {}
         self._starting = asyncio.Lock()
+        # By request_id and digest.
+        self._beginning: Joint[tuple[str, str], str] = Joint()
         self._active: dict[str, Supervisor] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._closing = False
@@ -152,6 +155,20 @@ class Launcher:
             raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_SPEC", message)
         request = json.dumps([spec_json, mode, resume])
         digest = hashlib.sha256(request.encode()).hexdigest()
+        try:
+            return await self._beginning.join(
+                (request_id, digest),
+                lambda: self._start(request_id, digest, spec_json, mode, resume),
+            )
+        except GivenUpError as error:
+            known = self.store.request(request_id)
+            if known is None and self._closing:
+                raise refuse(StatusCode.UNAVAILABLE, "CLOSING", _CLOSING) from error
+            return same_request(request_id, known or (CANCELLED, ""), digest)
+
+    async def _start(
+        self, request_id: str, digest: str, spec_json: str, mode: RunMode, resume: str
+    ) -> str:
         async with self._starting:
             known = self.store.request(request_id)
             if known is not None:
@@ -167,8 +184,13 @@ class Launcher:
             with self.store.transaction():
                 stored = self._write_begin(plan, run_id, mode, prices)
                 self.store.remember(request_id, digest, run_id)
-            # A client that asks no longer must not leave a run that nobody watches.
-            await asyncio.shield(self._begin(stored, plan.config))
+            # Who asks no longer must not leave a run that nobody watches; and until it is watched,
+            # nobody else has a turn.
+            beginning = asyncio.create_task(self._begin(stored, plan.config))
+            try:
+                await asyncio.shield(beginning)
+            finally:
+                await asyncio.wait({beginning})
         return run_id
 
     async def _begin(self, stored: StoredRun, config: LauncherConfig) -> None:
@@ -269,6 +291,7 @@ class Launcher:
 
     async def run_of(self, request_id: str) -> str:
         """The run that this StartRun began; where it has begun none, it never will."""
+        self._beginning.give_up(lambda key: key[0] == request_id)
         async with self._starting:
             known = self.store.request(request_id)
             if known is None:
@@ -290,6 +313,7 @@ class Launcher:
         """Stop all runs and take no more. What the grace was too short for, because a backend
         cannot be asked, stays in the ledger for the next launcher."""
         self._closing = True
+        self._beginning.give_up(lambda key: True)
         async with self._starting:
             # What was just being begun is active now, and stopped with the others.
             pass

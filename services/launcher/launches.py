@@ -32,7 +32,7 @@ def launch_of(
     return Launch(
         run_id=run.run_id,
         key=key,
-        command=replica_command(config.modules, key, run_dir, registry.address, run.mode),
+        command=replica_command(config, key, run_dir, registry.address, run.mode),
         secrets=registry.secrets(key[0]),
         log=log_path(run_dir, key),
         gpus=config.gpus()[key[0]],

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.config import canonical_json, parse
+from services.common.interpreter import python
 from services.common.spec import parse_shared
 from services.launcher.config import LauncherConfig
 from services.launcher.runs import LEARNER, Key, RunMode
@@ -44,7 +44,7 @@ def read_spec(text: str) -> Plan:
     if not isinstance(spec, dict):
         raise BadSpecError("the spec is not a JSON object")
     name = parse_shared(spec, where="spec").name
-    config = parse(LauncherConfig, spec.get("launcher", {}), where="launcher")
+    config = parse(LauncherConfig, spec.get("launcher", {}), where="spec", section="launcher")
     return Plan(name=name, text=canonical_json(spec), spec=spec, config=config)
 
 
@@ -59,27 +59,27 @@ def run_id(name: str, now: datetime, taken: Collection[str]) -> str:
     return f"{first}-{number}"
 
 
-def check_command(modules: Mapping[str, str], service: str, spec: Path) -> tuple[str, ...]:
-    """The command by which a service validates its own part of a spec."""
+def check_command(modules: Mapping[str, str], service: str) -> tuple[str, ...]:
+    """The command by which a service validates its own part of a spec, on its standard input: a
+    file would stay behind where the launcher is killed."""
     entry = modules.get(service, f"services.{service}")
-    return (sys.executable, "-m", entry, "--config", str(spec), "--check-config")
+    return python("-m", entry, "--config", "-", "--check-config")
 
 
 def replica_command(
-    modules: Mapping[str, str], key: Key, run_dir: Path, registry: str, mode: RunMode
+    config: LauncherConfig, key: Key, run_dir: Path, registry: str, mode: RunMode
 ) -> tuple[str, ...]:
     """The command of one replica. Secrets are not part of it: anybody can read a command line."""
     service, index = key
     command = (
-        sys.executable,
-        "-m",
-        modules.get(service, f"services.{service}"),
+        *python("-m", config.modules.get(service, f"services.{service}")),
         *("--config", str(run_dir / SPEC_FILE)),
         *("--run-id", run_dir.name),
         *("--run-dir", str(run_dir)),
         *("--replica", str(index)),
         *("--listen", "127.0.0.1:0"),
         *("--registry", registry),
+        *(("--metrics-listen", "127.0.0.1:0") if config.metrics else ()),
     )
     if service == LEARNER and mode is RunMode.EVAL_ONLY:
         return (*command, "--learner.mode=eval")

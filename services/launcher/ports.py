@@ -1,7 +1,7 @@
 """What the launcher needs from whatever runs processes, and whom it asks and tells, in its own
 words."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -232,8 +232,8 @@ class Intent:
 class Gate(Protocol):
     """Asked in PREFLIGHT, again by a successor of a launcher that died there."""
 
-    async def __call__(self, intent: Intent) -> None:
-        """Return to let the run start. Raises RefusedError."""
+    async def __call__(self, intent: Intent) -> Sequence[str]:
+        """Let the run start, with what people should know of it. Raises RefusedError."""
         ...
 
 

@@ -2,9 +2,7 @@
 
 import asyncio
 import os
-import tempfile
 from contextlib import suppress
-from pathlib import Path
 
 from services.launcher.plan import BadSpecError, Plan, check_command
 from services.launcher.runs import SERVICES
@@ -15,21 +13,18 @@ _TIMEOUT_S = 120.0
 
 async def check(plan: Plan) -> None:
     """Let the services validate their parts. Raises BadSpecError with all that they say."""
-    with tempfile.TemporaryDirectory(prefix="flotilla-check-") as folder:
-        path = Path(folder) / "spec.json"
-        path.write_text(plan.text)
-        answers = await asyncio.gather(*(_check(plan, service, path) for service in SERVICES))
+    answers = await asyncio.gather(*(_check(plan, service) for service in SERVICES))
     problems = [answer for answer in answers if answer]
     if problems:
         raise BadSpecError("\n".join(problems))
 
 
-async def _check(plan: Plan, service: str, spec: Path) -> str:
+async def _check(plan: Plan, service: str) -> str:
     """What one service has to say against the spec; empty when nothing."""
     hidden = withheld(plan.spec, plan.config, service)
     process = await asyncio.create_subprocess_exec(
-        *check_command(plan.config.modules, service, spec),
-        stdin=asyncio.subprocess.DEVNULL,
+        *check_command(plan.config.modules, service),
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         env={name: value for name, value in os.environ.items() if name not in hidden},
@@ -37,14 +32,15 @@ async def _check(plan: Plan, service: str, spec: Path) -> str:
     )
     try:
         async with asyncio.timeout(_TIMEOUT_S):
-            output, _ = await process.communicate()
+            output, _ = await process.communicate(plan.text.encode())
     except TimeoutError:
         return f"{service}: checking its part of the spec took longer than {_TIMEOUT_S:g} s"
     finally:
         if process.returncode is None:
             with suppress(ProcessLookupError):
                 process.kill()
+            await process.wait()
     if process.returncode == 0:
         return ""
-    text = output.decode(errors="replace").replace(str(spec), "spec").strip()
+    text = output.decode(errors="replace").strip()
     return f"{service}: {text[-4_000:] or f'check exited with code {process.returncode}'}"

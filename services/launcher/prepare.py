@@ -61,7 +61,10 @@ def parse_all(spec: Mapping[str, Any]) -> list[Prepare]:
     tables = spec.get("prepare", [])
     if not isinstance(tables, list):
         raise ConfigError("prepare: write [[prepare]], with two brackets")
-    found = [parse(Prepare, table, where=f"prepare.{i}") for i, table in enumerate(tables)]
+    found = [
+        parse(Prepare, table, where="spec", section=f"prepare.{i}")
+        for i, table in enumerate(tables)
+    ]
     for number, prepare in enumerate(found):
         if not prepare.command:
             raise ConfigError(f"prepare.{number}.command: is empty")
@@ -139,9 +142,10 @@ def _hint(prepare: Prepare, said: str) -> str:
     if lacking is None or prepare.command[0] != "python":
         return ""
     command = shlex.join((".venv/bin/python", *prepare.command[1:]))
+    folder = shlex.quote(str(Path.cwd()))
     return (
         f"\n{sys.executable} has no {lacking[1]}: make {prepare.creates} beforehand, where this"
-        f" launcher is, with .venv (`make setup`), which has it:\n  cd {Path.cwd()} && {command}"
+        f" launcher is, with .venv (`make setup`), which has it:\n  cd {folder} && {command}"
     )
 
 

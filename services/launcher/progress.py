@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -23,6 +23,19 @@ class Signal:
 
 
 @dataclass(frozen=True, slots=True)
+class Alarm:
+    """An alarm that a learner has raised. `severity`: notice | warning | error."""
+
+    rule: str
+    scope: str = "all"
+    severity: str = "warning"
+    # Of the run, when it was raised.
+    step: int = 0
+    cause: str = ""
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """How far the learner says the run has come."""
 
@@ -30,14 +43,13 @@ class Progress:
     step: int = 0
     total_steps: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    alarms: tuple[Alarm, ...] = ()
+
+    def after(self, known: "Progress") -> "Progress":
+        """With the figures that only learners before this one told: one that evaluates says nothing
+        of training."""
+        return replace(self, metrics={**known.metrics, **self.metrics})
 
     def body(self) -> dict[str, Any]:
         head = {"phase": self.phase, "step": self.step, "total_steps": self.total_steps}
         return {**head, "metrics": dict(self.metrics)}
-
-
-def raised(metrics: Mapping[str, float]) -> list[str]:
-    """The alarms that are raised, out of `alarms/{rule}/{scope}`."""
-    parts = [name.split("/") for name in sorted(metrics)]
-    found = [part[1:] for part in parts if part[0] == "alarms" and len(part) == 3]
-    return [rule if scope == "all" else f"{rule} of {scope}" for rule, scope in found]

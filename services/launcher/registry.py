@@ -32,6 +32,7 @@ class Member:
     address: str
     serving: bool = False
     last_beat: float = 0.0
+    metrics_address: str = ""
 
     @property
     def key(self) -> Key:

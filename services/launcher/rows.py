@@ -2,10 +2,11 @@
 
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from services.launcher.progress import Alarm
 from services.launcher.runs import (
     Cleanup,
     Cost,
@@ -57,6 +58,9 @@ class StoredRun:
     begun: float = 0.0
     registry: str = ""
     prices: Mapping[str, float] = field(default_factory=dict[str, float])
+    alarms: tuple[Alarm, ...] = ()
+    step: int = 0
+    total_steps: int = 0
 
 
 # The columns of a run that change while it runs, in the order of `run_values`.
@@ -66,7 +70,7 @@ RUN_COLUMNS = (
 )
 REPLICA_COLUMNS = (
     *("run_id", "service", "replica", "state", "phase", "address", "restarts", "failures_json"),
-    *("attempt", "setups", "price", "due", "unit", "pid", "started", "ref"),
+    *("attempt", "setups", "price", "due", "unit", "pid", "started", "ref", "metrics_address"),
 )
 
 
@@ -77,6 +81,10 @@ def run_values(run: Run) -> tuple[Any, ...]:
     return (run.state, run.outcome, run.drain_by, *cleaning, *why, *counts)
 
 
+def alarms_json(alarms: Iterable[Alarm]) -> str:
+    return json.dumps([asdict(alarm) for alarm in alarms])
+
+
 def replica_values(run_id: str, replica: Replica) -> tuple[Any, ...]:
     unit = replica.unit
     found = (
@@ -84,7 +92,8 @@ def replica_values(run_id: str, replica: Replica) -> tuple[Any, ...]:
     )
     head = (run_id, replica.service, replica.index, replica.state, replica.phase)
     past = (replica.restarts, json.dumps(replica.failures), replica.attempt, replica.setups)
-    return (*head, replica.address, *past, replica.price, replica.due, *found)
+    last = (replica.price, replica.due, *found, replica.metrics_address)
+    return (*head, replica.address, *past, *last)
 
 
 def stored_run(row: sqlite3.Row, replicas: list[Replica]) -> StoredRun:
@@ -117,6 +126,9 @@ def stored_run(row: sqlite3.Row, replicas: list[Replica]) -> StoredRun:
         begun=row["begun"],
         registry=row["registry"],
         prices=json.loads(row["prices_json"]),
+        alarms=tuple(Alarm(**body) for body in json.loads(row["alarms_json"])),
+        step=row["step"],
+        total_steps=row["total_steps"],
     )
 
 
@@ -131,6 +143,7 @@ def replica_of(row: sqlite3.Row) -> Replica:
         unit=unit,
         phase=row["phase"],
         address=row["address"],
+        metrics_address=row["metrics_address"],
         restarts=row["restarts"],
         failures=tuple(json.loads(row["failures_json"])),
         attempt=row["attempt"],

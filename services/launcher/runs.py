@@ -51,6 +51,8 @@ class Outcome(StrEnum):
     BUDGET = "budget"
     DEADLINE = "deadline"
     CAPACITY = "capacity"
+    # Before its services were started, or by one that cannot work as it is configured.
+    REFUSED = "refused"
 
 
 class Cleanup(StrEnum):
@@ -75,6 +77,7 @@ class Cost:
 ENDS = {
     Outcome.COMPLETED: RunState.COMPLETED,
     Outcome.FAILED: RunState.FAILED,
+    Outcome.REFUSED: RunState.FAILED,
     Outcome.CAPACITY: RunState.FAILED,
     Outcome.STOPPED: RunState.STOPPED,
     Outcome.BUDGET: RunState.STOPPED,
@@ -149,6 +152,7 @@ class Replica:
     unit: Unit | None = None
     phase: str = ""
     address: str = ""
+    metrics_address: str = ""
     restarts: int = 0
     failures: tuple[float, ...] = ()
     attempt: int = 1

@@ -2,7 +2,7 @@
 
 import sqlite3
 
-VERSION = 4
+VERSION = 5
 
 _BASE = """
 CREATE TABLE IF NOT EXISTS runs (
@@ -67,8 +67,26 @@ ALTER TABLE replicas ADD COLUMN setups INTEGER NOT NULL DEFAULT 0;
 _FOURTH = """
 ALTER TABLE replicas ADD COLUMN price REAL;
 """
+# Alarms were metrics, and messages without a cause.
+_FIFTH = """
+ALTER TABLE runs ADD COLUMN alarms_json TEXT NOT NULL DEFAULT '[]';
+ALTER TABLE runs ADD COLUMN step INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE runs ADD COLUMN total_steps INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE replicas ADD COLUMN metrics_address TEXT NOT NULL DEFAULT '';
+UPDATE events SET kind = 'message' WHERE kind = 'alarm';
+DROP TABLE IF EXISTS raised_alarms;
+UPDATE runs SET metrics_json = (
+  SELECT json_group_object(key, value) FROM json_each(metrics_json)
+  WHERE key NOT LIKE 'alarms/%/%'
+);
+"""
 # What makes today's of a ledger of that version; 0 is none, or the first.
-_STEPS = {0: f"{_BASE}{_SECOND}{_THIRD}{_FOURTH}", 2: f"{_THIRD}{_FOURTH}", 3: _FOURTH}
+_STEPS = {
+    0: f"{_BASE}{_SECOND}{_THIRD}{_FOURTH}{_FIFTH}",
+    2: f"{_THIRD}{_FOURTH}{_FIFTH}",
+    3: f"{_FOURTH}{_FIFTH}",
+    4: _FIFTH,
+}
 
 
 class LedgerError(Exception):

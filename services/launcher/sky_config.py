@@ -5,6 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from services.common.config import Model
+from services.common.ranges import Seconds
 
 
 class Machine(Model):
@@ -19,12 +20,12 @@ class Machine(Model):
     # GiB, as in `64+`.
     memory: str | None = None
     # GB.
-    disk_size: int | None = Field(default=None, ge=1)
+    disk_size: int | None = Field(default=None, ge=1, le=1_000_000)
     disk_tier: Literal["low", "medium", "high", "ultra", "best"] | None = None
     use_spot: bool = False
     image_id: str | None = None
     # US dollars for one machine; dearer ones are not taken.
-    max_hourly_cost: float | None = Field(default=None, gt=0)
+    max_hourly_cost: float | None = Field(default=None, gt=0, le=1e6)
 
 
 class Machines(Model):
@@ -42,7 +43,7 @@ class Machines(Model):
     @model_validator(mode="after")
     def _one_list(self) -> Self:
         if self.any_of and self.ordered:
-            raise ValueError("give any_of or ordered, not both")
+            raise ValueError("any_of: give it or ordered, not both")
         return self
 
     @property
@@ -55,9 +56,9 @@ class ProvisionConfig(Model):
 
     attempts: int = Field(default=4, ge=1, le=20)
     # Seconds before the second attempt; doubled before each further one.
-    backoff_s: float = Field(default=120.0, ge=0)
+    backoff_s: float = Field(default=120.0, ge=0, le=7 * 86400)
     # Of one attempt, from asking to a machine that its watcher reports from.
-    timeout_s: float = Field(default=1800.0, gt=0)
+    timeout_s: Seconds = 1800.0
     # Machines of a replica whose setup may fail, before what they are set up with is to blame.
     setups: int = Field(default=2, ge=1, le=20)
 
@@ -92,7 +93,7 @@ class SkyConfig(Model):
     secrets: tuple[str, ...] = ()
     provision: ProvisionConfig = ProvisionConfig()
     # A machine with nothing to do for so long gives itself back.
-    idle_minutes: int = Field(default=10, ge=1)
+    idle_minutes: int = Field(default=10, ge=1, le=7 * 1440)
     # What runs on a machine ends when the launcher has been silent for so long.
-    unit_lease_s: float = Field(default=900.0, gt=0)
+    unit_lease_s: Seconds = 900.0
     labels: dict[str, str] = Field(default_factory=dict)

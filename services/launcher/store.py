@@ -14,6 +14,7 @@ from typing import Any
 
 from services.launcher import rows
 from services.launcher.operations import Operations
+from services.launcher.progress import Progress
 from services.launcher.rows import Event, StoredRun, Transition
 from services.launcher.runs import Cleanup, Replica, Run
 from services.launcher.schema import LedgerError, prepare
@@ -100,9 +101,13 @@ class Store:
             [rows.replica_values(run.run_id, replica) for replica in replicas],
         )
 
-    def save_metrics(self, run_id: str, metrics: Mapping[str, float]) -> None:
+    def save_progress(self, run_id: str, progress: Progress) -> None:
+        """Keep the newest of what a learner has told of itself."""
+        told = (json.dumps(dict(progress.metrics)), rows.alarms_json(progress.alarms))
         self._db.execute(
-            "UPDATE runs SET metrics_json = ? WHERE run_id = ?", (json.dumps(dict(metrics)), run_id)
+            "UPDATE runs SET metrics_json = ?, alarms_json = ?, step = ?, total_steps = ?"
+            " WHERE run_id = ?",
+            (*told, progress.step, progress.total_steps, run_id),
         )
 
     def save_registry(self, run_id: str, address: str) -> None:

@@ -62,7 +62,8 @@ class Supervisor:
         self.config = config
         self.roster = Roster()
         self.units = Units()
-        self.progress = Progress(metrics=stored.metrics)
+        told = (stored.step, stored.total_steps, stored.metrics, stored.alarms)
+        self.progress = Progress("", *told)
         self.changed = Signal()
         self._spec_json = stored.spec_json
         self._around = around
@@ -140,7 +141,7 @@ class Supervisor:
         try:
             asking.result()
         except RefusedError as error:
-            run = facts.end(self.run, runs.Outcome.FAILED, clock.now(), self._policy, str(error))
+            run = facts.end(self.run, runs.Outcome.REFUSED, clock.now(), self._policy, str(error))
             self.commit(run, [Note(str(error))], cause="refused before the start")
         else:
             self.commit(facts.passed(self.run), cause="preflight passed")
@@ -150,8 +151,8 @@ class Supervisor:
         run_dir, gate = self._around.run_dir, self._around.hooks.gate
         intent = Intent(self.run, run_dir, self._spec_json, self.config, launches)
         await prepare_run(intent, lambda text: self.commit(self.run, [Note(text)]))
-        if gate is not None:
-            await gate(intent)
+        if gate is not None and (told := await gate(intent)):
+            self.commit(self.run, [Note(text) for text in told])
 
     async def _sleep(self) -> None:
         now = clock.now()
@@ -196,7 +197,7 @@ class Supervisor:
     def register(self, member: Member) -> None:
         """Take a replica into the roster. Raises ReplacedError."""
         self.roster.register(member)
-        run = facts.registered(self.run, member.key, member.address)
+        run = facts.registered(self.run, member.key, member.address, member.metrics_address)
         self.commit(run, cause="registered")
 
     def beat(self, key: Key, incarnation: str, serving: bool, progress: Progress) -> Command:
@@ -255,8 +256,9 @@ class Supervisor:
             await change.wait()
 
     def _note_progress(self, progress: Progress) -> None:
-        known, self.progress = self.progress, progress
-        news = (known.phase, known.step) != (progress.phase, progress.step)
+        known = self.progress
+        progress = self.progress = progress.after(known)
+        news = _news(known) != _news(progress)
         if not news and (progress == known or clock.now() - self._progress_at < _PROGRESS_S):
             return
         now = self._progress_at = clock.now()
@@ -310,3 +312,8 @@ class Supervisor:
         if verdict.stop is not None:
             run = facts.end(run, verdict.stop, now, self._policy, verdict.note)
         return run, [*notes, Note(verdict.note)] if verdict.note else notes
+
+
+def _news(progress: Progress) -> tuple[Any, ...]:
+    """What nobody should wait for."""
+    return (progress.phase, progress.step, progress.alarms)

@@ -13,6 +13,8 @@ from flotilla.learner.v1 import (
 )
 from services.common import rpc
 from services.common.errors import ConfigError
+from services.common.membership import RaisedAlarm
+from services.common.membership import Status as ReplicaStatus
 from services.common.runtime import Runtime
 from services.learner.alarms.alarms import Alarms
 from services.learner.broadcast import CANARY_TOLERANCE, Broadcast
@@ -28,9 +30,9 @@ from services.learner.evaluation.report import EvalSet
 from services.learner.groups.dispatcher import Dispatcher
 from services.learner.groups.start import start_dispatcher
 from services.learner.guard.guard import META, Guard
+from services.learner.journal.connection import JournalError
 from services.learner.journal.rows import accounts
 from services.learner.journal.store import Journal, open_journal
-from services.learner.journal.writer import JournalError
 from services.learner.loop import Loop
 from services.learner.metrics.meters import shower
 from services.learner.metrics.recorder import ALARMS_META, tracked_run
@@ -46,13 +48,16 @@ from services.learner.task_files import load_task_files
 from services.learner.types import ModelInfo
 from services.learner.vendors import Vendors
 
+# That one heartbeat carries.
+_MOST_ALARMS = 64
+
 
 async def run_learner(runtime: Runtime[LearnerConfig], vendors: Vendors) -> None:
     """Serve and train until the run is done or drained."""
     config = runtime.config
     tasks, eval_sets = load_task_files(config, runtime.shared.seed)
     try:
-        journal = open_journal(runtime.run_dir)
+        journal = await asyncio.to_thread(open_journal, runtime.run_dir)
     except JournalError as error:
         raise ConfigError(str(error)) from error
     try:
@@ -101,9 +106,8 @@ async def _serve(
         def loaded(info: ModelInfo) -> None:
             limits.set_result(Limits(info.vocab_size, runtime.shared.policy.max_model_len))
             serving.set_serving(True)
-            runtime.set_status(serving=True)
 
-        status.on_change = lambda now: _heartbeat(runtime, now)
+        runtime.report(lambda: _heartbeat(status, parts.alarms, serving=limits.done()))
         await runtime.announce(serving.address)
         runtime.log.info("serving", address=serving.address, run_epoch=dispatcher.run_epoch)
         loop = Loop(parts, on_loaded=loaded)
@@ -168,6 +172,8 @@ async def _parts(
     tracked = await tracked_run(journal)
     dispatcher.tally.received_before = (await journal.read(accounts))["acknowledged"]
     await asyncio.to_thread(vendors.tracker.open, tracked)
+    alarms = _alarms(runtime, vendors, journal, meta.get(ALARMS_META, {}))
+    status.flags = lambda: alarms.metrics
     return Parts(
         config=config,
         seed=runtime.shared.seed,
@@ -183,7 +189,7 @@ async def _parts(
         eval_sets=eval_sets,
         tracker=vendors.tracker,
         tracked=tracked,
-        alarms=_alarms(runtime, vendors, journal, meta.get(ALARMS_META, {})),
+        alarms=alarms,
         status=status,
         clock=RunClock.resumed(meta.get("seconds", {})),
         watchdog=runtime.watchdog,
@@ -227,6 +233,7 @@ def _alarms(
         max_staleness=config.max_staleness,
         remembered=remembered,
     )
+    alarms.on_change = runtime.hurry
     runtime.watchdog.on_standstill = alarms.standstill
     for incident in journal.incidents.newest:
         alarms.damage(incident)
@@ -234,13 +241,15 @@ def _alarms(
     return alarms
 
 
-def _heartbeat(runtime: Runtime[LearnerConfig], status: Status) -> None:
-    runtime.set_status(
-        phase=status.phase,
-        step=status.step,
-        total_steps=status.total_steps,
-        metrics=status.metrics,
-    )
+def _heartbeat(status: Status, alarms: Alarms, *, serving: bool) -> ReplicaStatus:
+    """What a heartbeat says of the run as it is now."""
+    raised = [
+        RaisedAlarm(v.rule, v.scope, v.severity, alarm.step, v.cause, v.fix)
+        for alarm in alarms.raised[:_MOST_ALARMS]
+        for v in (alarm.verdict,)
+    ]
+    head = (status.phase, serving, status.step, status.total_steps)
+    return ReplicaStatus(*head, metrics=status.metrics, alarms=raised)
 
 
 async def _run(loop: Loop, parts: Parts, runtime: Runtime[LearnerConfig]) -> bool:

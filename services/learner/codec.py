@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from itertools import pairwise
@@ -26,6 +27,8 @@ from services.learner.types import (
 _MAX_SEQUENCES = 256
 _MAX_TURNS = 4096
 _MAX_DETAIL = 2000
+# Of the keys of one map of counts, and of each.
+_MAX_NAMED, _MAX_NAME = 8, 200
 _MAX_REWARD = 1e6
 _MIN_LOGPROB = -1e4
 
@@ -145,6 +148,7 @@ _FAILURES = {
     trajectory_pb2.FAILURE_KIND_ENGINE_ERROR: FailureKind.ENGINE_ERROR,
     trajectory_pb2.FAILURE_KIND_ABORTED: FailureKind.ABORTED,
     trajectory_pb2.FAILURE_KIND_NO_GRADE: FailureKind.NO_GRADE,
+    trajectory_pb2.FAILURE_KIND_TEMPLATE_ERROR: FailureKind.TEMPLATE_ERROR,
 }
 
 
@@ -277,7 +281,20 @@ def _counts(counts: trajectory_pb2.TrajectoryCounts) -> Counts:
         repeats=counts.repeats,
         open_s=seconds(counts.open),
         grade_s=seconds(counts.grade),
+        tools=counts.tools,
+        malformed_turns=counts.malformed_turns,
+        parse_messages=_named(counts.parse_messages, "parse_messages"),
+        unknown_tools=_named(counts.unknown_tools, "unknown_tools"),
     )
+
+
+def _named(counts: Mapping[str, int], where: str) -> dict[str, int]:
+    """Counts by what a policy wrote: bounded, for they are kept."""
+    if len(counts) > _MAX_NAMED or any(len(name) > _MAX_NAME for name in counts):
+        raise MalformedError(
+            f"counts.{where}: {len(counts)} keys; at most {_MAX_NAMED}, of {_MAX_NAME} characters"
+        )
+    return dict(counts)
 
 
 def _facts(header: trajectory_pb2.TrajectoryHeader) -> Facts:

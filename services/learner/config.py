@@ -6,12 +6,13 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from services.common.config import Model
+from services.common.ranges import MOST_STEPS, Count, Seconds, Steps
 from services.learner.alarms.config import AlarmsConfig
 from services.learner.algorithm_config import AlgorithmConfig
 from services.learner.guard.config import GuardConfig
 from services.learner.metrics.config import TrackingConfig
 from services.learner.rank.config import RankConfig
-from services.learner.sampling.config import SamplingConfig, SelectConfig
+from services.learner.sampling.config import SamplingConfig, SelectConfig, Tasks
 
 EvalMoment = Literal["before", "during", "after"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -24,14 +25,14 @@ _SECRET_OPTION = re.compile(r"key|secret|token|password|credential|username", re
 class OptimizerConfig(Model):
     """AdamW and its schedule."""
 
-    lr: float = Field(default=1e-6, gt=0)
+    lr: float = Field(default=1e-6, gt=0, le=1)
     betas: tuple[Decay, Decay] = (0.9, 0.95)
-    weight_decay: float = Field(default=0.0, ge=0)
-    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0, le=10)
+    eps: float = Field(default=1e-8, gt=0, le=1)
     # Largest norm of the whole gradient; 0 switches clipping off.
-    grad_clip: float = Field(default=1.0, ge=0)
+    grad_clip: float = Field(default=1.0, ge=0, le=1e6)
     # Steps over which the learning rate rises linearly from 0.
-    warmup_steps: int = Field(default=0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0, le=MOST_STEPS)
     # After warm-up: `linear` and `cosine` fall, and would be 0 one step after the run's last.
     schedule: Literal["constant", "linear", "cosine"] = "constant"
 
@@ -40,9 +41,9 @@ class CheckpointConfig(Model):
     """When parameters and optimizer are written to the run's folder."""
 
     # Steps between checkpoints; the last step always makes one.
-    every: int = Field(default=20, ge=1)
+    every: Steps = 20
     # How many to keep.
-    keep: int = Field(default=2, ge=1)
+    keep: Count = 2
     # Where they are kept as well, in a folder named by the run: any fsspec URL, such as
     # `s3://bucket/prefix`; absent: nowhere. Its keys come from the environment, never from here.
     remote: str | None = None
@@ -51,9 +52,9 @@ class CheckpointConfig(Model):
         default_factory=dict[str, str | int | float | bool]
     )
     # How many to keep there.
-    remote_keep: int = Field(default=2, ge=1)
+    remote_keep: Count = 2
     # How long the end of a run waits until its last checkpoint is there.
-    remote_exit_s: float = Field(default=600.0, gt=0)
+    remote_exit_s: Seconds = 600.0
 
     @model_validator(mode="after")
     def _holds_no_keys(self) -> Self:
@@ -78,9 +79,9 @@ class EvalSetConfig(Model):
     # A task file: a JSON array or an object with the key `tasks`.
     tasks: str
     # 0 is greedy decoding.
-    temperature: float = Field(default=1.0, ge=0)
+    temperature: float = Field(default=1.0, ge=0, le=10)
     # Tasks to use, from the start of what `learner.select` leaves; absent means all.
-    count: int | None = Field(default=None, ge=1)
+    count: Tasks | None = None
     # Attempts at each task; pass@k is reported for k up to this.
     attempts: int = Field(default=1, ge=1, le=64)
     when: tuple[EvalMoment, ...] = ("before", "during", "after")
@@ -91,17 +92,17 @@ class EvalConfig(Model):
 
     sets: tuple[EvalSetConfig, ...] = ()
     # Steps between the evaluations during training; 0 means none.
-    every: int = Field(default=0, ge=0)
+    every: int = Field(default=0, ge=0, le=MOST_STEPS)
     # How long the next publication waits for an evaluation of the policy before it.
-    hold_s: float = Field(default=120.0, gt=0)
+    hold_s: Seconds = 120.0
     # How many tasks of an evaluation may be leased at once.
-    slots: int = Field(default=64, ge=1)
+    slots: Count = 64
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
         names = [chosen.name for chosen in self.sets]
         if len(set(names)) < len(names):
-            raise ValueError(f"eval set names must differ, got {names}")
+            raise ValueError(f"sets: their names must differ; got {names}")
         return self
 
 
@@ -125,37 +126,37 @@ class LearnerConfig(Model):
     mode: Literal["train", "eval"] = "train"
     # A task file: a JSON array or an object with the key `tasks`.
     tasks: str
-    # Optimizer steps of the whole run; 0 evaluates the initial policy and ends.
-    steps: int = Field(ge=0)
-    groups_per_step: int = Field(ge=1)
+    # Optimizer steps of the whole run.
+    steps: Steps
+    groups_per_step: Count
     # Attempts at each task, sampled together.
     group_size: int = Field(ge=2, le=1024)
     # Versions by which the policy that wrote a token may lag behind the trainer's.
     # 0 is strictly on policy: rollout and training take turns.
-    max_staleness: int = Field(default=1, ge=0)
+    max_staleness: int = Field(default=1, ge=0, le=1000)
     # A group with fewer graded attempts at its deadline is dropped.
-    min_group: int = Field(default=2, ge=2)
+    min_group: int = Field(default=2, ge=2, le=1024)
     # How often one attempt may be tried in all.
-    max_tries: int = Field(default=3, ge=1)
+    max_tries: int = Field(default=3, ge=1, le=1000)
     # How often a task comes back whose group was dropped, before it is given up.
-    max_requeues: int = Field(default=2, ge=0)
-    lease_ttl_s: float = Field(default=30.0, gt=0)
+    max_requeues: int = Field(default=2, ge=0, le=1000)
+    lease_ttl_s: Seconds = 30.0
     # From the first lease of a group to the moment its work is no longer taken.
-    group_deadline_s: float = Field(default=1800.0, gt=0)
+    group_deadline_s: Seconds = 1800.0
     # TRAIN samples by temperature alone.
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, gt=0, le=10)
     # Groups whose rewards are all equal carry no signal. `mask`: trained with advantage 0, so
     # that their tokens count in the mean. `drop`: left out of the batch, and not replaced.
     # `replace`: left out, and others are sampled until a step has `groups_per_step` with signal.
     constant_groups: Literal["mask", "drop", "replace"] = "mask"
     # For `replace`: most groups that are replaced for one step, in multiples of groups_per_step.
-    max_refill: int = Field(default=4, ge=1)
-    publish_timeout_s: float = Field(default=120.0, gt=0)
+    max_refill: int = Field(default=4, ge=1, le=1000)
+    publish_timeout_s: Seconds = 120.0
     weights: WeightsConfig = WeightsConfig()
     # How long a cut Attach stream keeps its membership.
-    attach_grace_s: float = Field(default=10.0, gt=0)
+    attach_grace_s: Seconds = 10.0
     # A stage without progress for so long is reported in the log, with all stacks.
-    stall_s: float = Field(default=300.0, gt=0)
+    stall_s: Seconds = 300.0
     algorithm: AlgorithmConfig = AlgorithmConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     rank: RankConfig = RankConfig()
@@ -171,6 +172,6 @@ class LearnerConfig(Model):
     def _a_group_can_be_complete(self) -> Self:
         if self.min_group > self.group_size:
             raise ValueError(
-                f"min_group is {self.min_group}, but a group has only {self.group_size} attempts"
+                f"min_group: {self.min_group}, but a group has only {self.group_size} attempts"
             )
         return self

@@ -15,8 +15,8 @@ from services.learner.checkpoints.manifest import (
     ForeignCheckpointError,
     verify,
 )
+from services.learner.journal.connection import JournalError
 from services.learner.journal.store import FILE_NAME, reading
-from services.learner.journal.writer import JournalError
 
 OK, UNABLE = 0, 2
 _REFUSALS = (

@@ -14,7 +14,7 @@ _log = get_logger(__name__)
 class Incident:
     """One damage that was found and worked around."""
 
-    # `corrupt_record`, `damaged_checkpoint` or `checkpoint_failed`.
+    # `corrupt_record`, `damaged_checkpoint`, `damaged_mark`, `checkpoint_failed`, `lost_with_disk`.
     kind: str
     text: str
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from services.learner.journal.connection import JournalError
 from services.learner.journal.curriculum import left_out
 from services.learner.journal.store import reading
 from services.learner.journal.trajectories import trajectory_of
-from services.learner.journal.writer import JournalError
 from services.learner.trajectory import PASS_REWARD, Trajectory
 from services.learner.types import AttemptKey, Author
 from services.learner.types import Sequence as TokenSequence

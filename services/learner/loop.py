@@ -85,7 +85,10 @@ class Loop:
         self._evals.reports = await parts.journal.evals()
         newest = await parts.checkpoints.newest()
         with parts.watchdog.stage("start ranks"):
-            info = await parts.ranks.start(Path(newest.directory) if newest else None)
+            starting = parts.ranks.start(Path(newest.directory) if newest else None)
+            info = await self._or_drain(starting)
+        if info is None:
+            return False
         self._version = self._saved_step = newest.step if newest else 0
         await check_weights_are_the_same(parts.dispatcher.lineage, parts.ranks, info)
         self._on_loaded(info)
@@ -122,13 +125,7 @@ class Loop:
         journaled, and the next start evaluates and then trains again."""
         parts, base = self._parts, self._version
         bind_process(step=base + 1)
-        plan = Plan(
-            base + 1,
-            batch.attempts,
-            settings,
-            leases=parts.dispatcher.book.leases_out,
-            seed=parts.seed,
-        )
+        plan = Plan(base + 1, batch.attempts, settings)
         groups = [group.spec.group_id for group in batch.groups]
         filtered = [group.spec.group_id for group in batch.filtered]
         snapshot = parts.dispatcher.learn(plan.step, batch)

@@ -56,7 +56,7 @@ def _restore(url: str, path: Path, runs: Path, overrides: Sequence[str]) -> Rest
     name = parse_shared(spec, where=str(path)).name
     # The rest of the table is for a learner that goes on, and that reads the run's own spec.
     table = dict(spec.get("learner", {})).get("checkpoint", {})
-    config = parse(CheckpointConfig, table, where=f"{path} [learner.checkpoint]")
+    config = parse(CheckpointConfig, table, where=str(path), section="learner.checkpoint")
     store = open_store(url, config.remote_options)
     return restore(store, runs, name=name)
 

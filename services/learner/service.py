@@ -22,7 +22,7 @@ from services.learner.groups.requests import (
 )
 from services.learner.groups.types import LeaseLostError
 from services.learner.journal.attempts import ContentConflictError
-from services.learner.journal.writer import JournalError
+from services.learner.journal.connection import JournalError
 from services.learner.status import Status
 
 DOMAIN = "learner.flotilla"
@@ -162,7 +162,7 @@ class GroupService(group_service_pb2_grpc.GroupServiceServicer):
             leased_groups=book.leased_groups,
             free_slots=book.free_slots,
             ready_groups=len(self._dispatcher.batcher),
-            metrics=status.metrics,
+            metrics=status.shown,
             error=status.error,
         )
         if status.policy:

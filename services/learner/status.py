@@ -22,7 +22,7 @@ class Phase(StrEnum):
 
 @dataclass(slots=True)
 class Status:
-    """The newest of everything; `on_change` is called after each update."""
+    """The newest of everything."""
 
     total_steps: int
     phase: Phase = Phase.LOADING
@@ -30,18 +30,18 @@ class Status:
     policy: PolicyId | None = None
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     error: str = ""
-    on_change: Callable[["Status"], None] | None = None
+    # What is raised, as metrics.
+    flags: Callable[[], Mapping[str, float]] = dict
+
+    @property
+    def shown(self) -> dict[str, float]:
+        """The metrics, and what is raised now."""
+        return {**self.metrics, **self.flags()}
 
     def enter(self, phase: Phase) -> None:
         self.phase = phase
-        self._changed()
 
     def update(self, metrics: Mapping[str, float], *, step: int | None = None) -> None:
         self.metrics.update(metrics)
         if step is not None:
             self.step = step
-        self._changed()
-
-    def _changed(self) -> None:
-        if self.on_change:
-            self.on_change(self)

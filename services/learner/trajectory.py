@@ -48,6 +48,12 @@ class Counts:
     repeats: int = 0
     open_s: float = 0.0
     grade_s: float = 0.0
+    # Tools that were offered, and turns with a malformed call.
+    tools: int = 0
+    malformed_turns: int = 0
+    # What was wrong with malformed calls, and names of tools that there are not: a few of each.
+    parse_messages: Mapping[str, int] = field(default_factory=dict[str, int])
+    unknown_tools: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,8 @@ class FailureKind(StrEnum):
     ENGINE_ERROR = "engine_error"
     ABORTED = "aborted"
     NO_GRADE = "no_grade"
+    # What the policy would read next cannot be rendered: nothing of its group is used.
+    TEMPLATE_ERROR = "template_error"
 
 
 class Author(StrEnum):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from services.common.errors import ConfigError
 from services.common.main import RegistryContract, Runtime, entry
+from services.common.membership import Status
 from services.common.shared_memory import SHARED_MEMORY, shared_name
 from services.rollout.config import RolloutConfig
 
@@ -72,12 +73,11 @@ async def serve(runtime: Runtime[RolloutConfig]) -> None:
     from services.rollout.ports import EngineDead
     from services.rollout.tasks import unless, until_first
 
-    _check_lengths(runtime)
     runtime.watchdog.limit_s = runtime.config.stall_s
-    runtime.set_status(phase="loading")
     async with AsyncExitStack() as stack:
-        model = await asyncio.to_thread(_read_model, runtime)
-        engine = await _start_engine(runtime, model)
+        with runtime.loading():
+            model = await asyncio.to_thread(_read_model, runtime)
+            engine = await _start_engine(runtime, model)
         stack.push_async_callback(engine.close)
         # Peers may never come; a drain must not wait for them.
         parts = await unless(runtime.drain, _connect(runtime, model, engine))
@@ -87,6 +87,7 @@ async def serve(runtime: Runtime[RolloutConfig]) -> None:
         server = rpc.server(token=runtime.token)
         rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server(parts.service, server)
         serving = await stack.enter_async_context(runtime.serving(server))
+        runtime.report(lambda: _status(parts.service))
         await runtime.announce(serving.address)
         runtime.log.info("serving", address=serving.address, worker=runtime.worker_id)
         try:
@@ -95,7 +96,7 @@ async def serve(runtime: Runtime[RolloutConfig]) -> None:
                 parts.follower.run(),
                 parts.environment.keep_renewing(),
                 _watch(engine),
-                _report(runtime, parts, engine, serving),
+                _report(parts, engine, serving),
             )
         except EngineDead as error:
             # A Ctrl-C reaches the engine's own process too: no failure when draining anyway.
@@ -181,34 +182,25 @@ def _engine_dead(error: Exception) -> Exception:
     )
 
 
-async def _report(
-    runtime: Runtime[RolloutConfig], parts: "_Parts", engine: "Engine", serving: "Serving"
-) -> None:
-    """Keep health, heartbeat and metrics in line with what the worker does."""
+def _status(service: "RolloutService") -> Status:
+    ready = service.phase in ("sampling", "updating")
+    return Status(service.phase, ready, metrics=service.metrics())
+
+
+async def _report(parts: "_Parts", engine: "Engine", serving: "Serving") -> None:
+    """Keep health and metrics in line with what the worker does."""
     from services.rollout import meters
 
-    service = parts.service
     while True:
         meters.show(parts.worker, engine.policy.version if engine.policy else -1)
-        ready = service.phase in ("sampling", "updating")
-        serving.set_serving(ready)
-        runtime.set_status(phase=service.phase, serving=ready, metrics=service.metrics())
+        serving.set_serving(_status(parts.service).serving)
         await asyncio.sleep(STATUS_INTERVAL_S)
-
-
-def _check_lengths(runtime: Runtime[RolloutConfig]) -> None:
-    config, policy = runtime.config, runtime.shared.policy
-    needed = config.max_input_length + config.max_generate_length
-    if needed > policy.max_model_len:
-        raise ConfigError(
-            f"rollout.max_input_length + rollout.max_generate_length is {needed}, more than "
-            f"policy.max_model_len = {policy.max_model_len}: lower the former or raise the latter"
-        )
 
 
 def _read_model(runtime: Runtime[RolloutConfig]) -> "_Model":
     from services.rollout.adapters.tokenizer import load_tokenizer, model_folder
-    from services.rollout.prompt import PromptBuilder, TemplateError
+    from services.rollout.ports import TemplateError
+    from services.rollout.prompt import PromptBuilder
 
     policy, prompt = runtime.shared.policy, runtime.config.prompt
     try:
@@ -225,9 +217,6 @@ def _read_model(runtime: Runtime[RolloutConfig]) -> "_Model":
 
 async def _start_engine(runtime: Runtime[RolloutConfig], model: "_Model") -> "Engine":
     config = runtime.config
-    stop = [model.prompts.turn_end_id]
-    if config.stop_at_tool_call:
-        stop.append(_close_tag_id(model.tokenizer))
     if config.engine.kind == "fake":
         from services.rollout.adapters.fake import FakeEngine
 
@@ -235,19 +224,10 @@ async def _start_engine(runtime: Runtime[RolloutConfig], model: "_Model") -> "En
     from services.rollout.adapters.vllm import VllmEngine
     from services.rollout.adapters.vllm_options import Model
 
+    # Nothing but the policy's own end of turn: a stop at `</tool_call>` would cut thinking and
+    # arguments that name the tag, and the policy would never learn to end its turn.
+    stop = [model.prompts.turn_end_id]
     return await VllmEngine.start(config.engine, Model(model.folder, runtime.shared.policy, stop))
-
-
-def _close_tag_id(tokenizer: "TransformersTokenizer") -> int:
-    from services.rollout.parsers import CALL_END
-
-    ids = tokenizer.encode(CALL_END)
-    if len(ids) != 1:
-        raise ConfigError(
-            f"rollout.stop_at_tool_call: {CALL_END} is {len(ids)} tokens of this model's "
-            "tokenizer; set it to false"
-        )
-    return ids[0]
 
 
 def _identity(runtime: Runtime[RolloutConfig], folder: Path) -> "WorkerIdentity":

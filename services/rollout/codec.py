@@ -218,6 +218,10 @@ def _counts(trajectory: Trajectory) -> trajectory_pb2.TrajectoryCounts:
         repeats=counts.repeats,
         open=duration(counts.open_s),
         grade=duration(counts.grade_s),
+        tools=counts.tools,
+        malformed_turns=counts.malformed_turns,
+        parse_messages=counts.parse_messages,
+        unknown_tools=counts.unknown_tools,
     )
 
 

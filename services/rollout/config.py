@@ -5,6 +5,9 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from services.common.config import Model
+from services.common.errors import ConfigError
+from services.common.ranges import Count, Seconds, Tokens
+from services.common.spec import ServiceConfig, SharedConfig
 from services.rollout.episode import Limits
 from services.rollout.worker import WorkerOptions
 
@@ -23,18 +26,18 @@ class EngineConfig(Model):
     """The inference engine. One code path for CPU and GPU: they differ in these options alone."""
 
     kind: Literal["vllm", "fake"] = "vllm"
-    device: Literal["cpu", "gpu"] = "gpu"
+    device: Literal["cpu", "cuda"] = "cuda"
     # GPUs that hold one copy of the model.
-    tensor_parallel: int = Field(default=1, ge=1)
-    max_num_seqs: int = Field(default=256, ge=1)
+    tensor_parallel: int = Field(default=1, ge=1, le=1024)
+    max_num_seqs: Count = 256
     # Tokens computed in one engine step; absent: the engine's choice on a GPU, and enough for one
     # whole prompt on a CPU, where a prompt split in pieces and a seed would kill the engine.
-    max_num_batched_tokens: int | None = Field(default=None, ge=1)
+    max_num_batched_tokens: Tokens | None = None
     # Bytes for the KV cache; absent: gpu_memory_utilization decides on a GPU, 256 MiB on a CPU.
-    kv_cache_memory_bytes: int | None = Field(default=None, ge=1)
+    kv_cache_memory_bytes: int | None = Field(default=None, ge=1, le=2**50)
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
     # Tokens a KV block; absent: the engine's choice on a GPU, 32 on a CPU.
-    block_size: int | None = Field(default=None, ge=1)
+    block_size: int | None = Field(default=None, ge=1, le=2**16)
     # No compilation and no CUDA graphs: starts faster and decodes slower. Absent: true on a CPU.
     enforce_eager: bool | None = None
     # Sample every attempt with the seed of its lease: repeatable, at some cost with many sequences
@@ -44,32 +47,39 @@ class EngineConfig(Model):
     env: dict[str, str] = Field(default_factory=dict[str, str])
 
 
-class RolloutConfig(Model):
+class RolloutConfig(ServiceConfig):
     """Everything under `[rollout]`."""
 
     # Attempts that one replica runs at once.
-    max_attempts: int = Field(default=64, ge=1)
-    max_turns: int = Field(default=50, ge=1)
+    max_attempts: Count = 64
+    max_turns: Count = 50
     # Tokens of prompt and turns so far above which no further turn begins.
-    max_input_length: int = Field(ge=1)
+    max_input_length: Tokens
     # Tokens of one policy turn.
-    max_generate_length: int = Field(ge=1)
-    attempt_timeout_s: float = Field(default=900.0, gt=0)
-    call_timeout_s: float = Field(default=90.0, gt=0)
-    grade_timeout_s: float = Field(default=120.0, gt=0)
-    # End a turn at its first `</tool_call>` instead of at the end-of-turn token.
-    stop_at_tool_call: bool = False
+    max_generate_length: Tokens
+    attempt_timeout_s: Seconds = 900.0
+    call_timeout_s: Seconds = 90.0
+    grade_timeout_s: Seconds = 120.0
     # The policy sees the pictures that tools answer with, as tasks on screens need it.
     images: bool = False
     # Leases and episodes are renewed so often, or more often when they are shorter than 3 of it.
-    renew_interval_s: float = Field(default=5.0, gt=0)
+    renew_interval_s: Seconds = 5.0
     # Pause before a failed attempt is tried again; doubles with each try.
-    retry_pause_s: float = Field(default=0.5, ge=0)
+    retry_pause_s: float = Field(default=0.5, ge=0, le=3600)
     # A wait for a lease, an engine without an ended turn, or an update of weights that takes longer
     # is reported in the log, with all stacks.
-    stall_s: float = Field(default=120.0, gt=0)
+    stall_s: Seconds = 120.0
     prompt: PromptConfig = PromptConfig()
     engine: EngineConfig = EngineConfig()
+
+    def check(self, shared: SharedConfig) -> None:
+        needed, room = self.max_input_length + self.max_generate_length, shared.policy.max_model_len
+        if needed > room:
+            raise ConfigError(
+                f"policy.max_model_len: {room} is less than rollout.max_input_length +"
+                f" rollout.max_generate_length, {self.max_input_length} +"
+                f" {self.max_generate_length}: raise the former or lower the latter"
+            )
 
     @property
     def limits(self) -> Limits:
@@ -105,5 +115,5 @@ class RolloutConfig(Model):
     @model_validator(mode="after")
     def _block_size_fits_the_device(self) -> Self:
         if self.engine.device == "cpu" and (self.engine.block_size or 32) % 32:
-            raise ValueError("engine.block_size must be a multiple of 32 on a CPU")
+            raise ValueError("engine.block_size: must be a multiple of 32 on a CPU")
         return self

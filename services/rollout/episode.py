@@ -3,10 +3,12 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from services.common import trace
+from services.common.text import one_line
 from services.common.watchdog import Watchdog
 from services.rollout.parsers import ParseError, ToolCall, Turn, parse_turn
 from services.rollout.ports import (
@@ -18,6 +20,7 @@ from services.rollout.ports import (
     EnvironmentLost,
     Episode,
     RequestAborted,
+    TemplateError,
     Tokenizer,
 )
 from services.rollout.prompt import PromptBuilder
@@ -40,11 +43,21 @@ from services.rollout.types import (
 Observer = Callable[[str, str], None]
 
 _GENERATE = "generate"
+# Told apart of what a policy writes, and how much of each; the contract bounds both.
+_NAMES, _NAME_CHARACTERS = 8, 200
 # Outcomes after which the state of the environment cannot be known or reached.
 LOST = (ToolOutcome.SESSION_LOST, ToolOutcome.OUTCOME_UNKNOWN)
 # An attempt that had less than this share of its time, because its group or episode ended sooner,
 # says nothing about the policy.
 FAIR_SHARE = 0.5
+
+
+# An engine that has not given its turn back so long after the time is over has lost it.
+ENGINE_GRACE_S = 5.0
+
+
+class OutOfTime(Exception):
+    """The attempt's time is over, and not while the policy was writing."""
 
 
 class CutShort(Exception):
@@ -118,6 +131,8 @@ class AttemptRunner:
             return failed(attempt.key, state, FailureKind.ENV_LOST, str(error))
         except (RequestAborted, CutShort) as error:
             return failed(attempt.key, state, FailureKind.ABORTED, str(error))
+        except TemplateError as error:
+            return failed(attempt.key, state, FailureKind.TEMPLATE_ERROR, str(error))
         except EngineDead:
             raise
         except EngineError as error:
@@ -134,19 +149,17 @@ class AttemptRunner:
         whole = self._limits.attempt_timeout_s
         left = attempt.budget_s - (self._clock() - state.started)
         allowed = min(whole, min(left, episode.info.deadline_s) - self._limits.grade_timeout_s)
-        scope = asyncio.timeout(max(allowed, 0.0))
+        state.ends = self._clock() + allowed
         try:
-            async with scope:
-                return await self._turns(attempt, episode, state, observe or _ignore)
-        except TimeoutError:
-            if not scope.expired():
-                raise
-        if not state.counts.turns or allowed < FAIR_SHARE * whole:
-            raise CutShort(
-                f"{state.counts.turns} turns in the {max(allowed, 0.0):.1f} s that were left of "
-                f"{whole:.0f} s; opening took {state.counts.open_s:.1f} s"
-            )
-        return StopReason.TIMEOUT
+            stop = await self._turns(attempt, episode, state, observe or _ignore)
+        except OutOfTime:
+            stop = StopReason.TIMEOUT
+        if stop is not StopReason.TIMEOUT or (state.counts.turns and allowed >= FAIR_SHARE * whole):
+            return stop
+        raise CutShort(
+            f"{state.counts.turns} turns in the {max(allowed, 0.0):.1f} s that were left of "
+            f"{whole:.0f} s; opening took {state.counts.open_s:.1f} s"
+        )
 
     async def _turns(
         self, attempt: Attempt, episode: Episode, state: State, observe: Observer
@@ -155,6 +168,7 @@ class AttemptRunner:
         prompt_ids = self._prompts.prompt_ids(info.facts, info.tools)
         state.transcript = Transcript(prompt_ids)
         state.digests = digests(info, state.transcript)
+        state.counts.tools = len(info.tools)
         state.messages.append({"role": "user", "content": info.facts.task})
         observe("prompt", self._tokenizer.decode(prompt_ids))
         while True:
@@ -170,13 +184,17 @@ class AttemptRunner:
         """One policy turn and its tool calls; None when there is a next turn."""
         began = self._clock()
         shown = len(state.transcript)
-        completion = await self._generate(state.transcript, sampling)
+        completion = await self._generate(state, sampling)
+        if completion.timed_out and not len(completion.token_ids):
+            return StopReason.TIMEOUT
         state.transcript.add_completion(completion, sampling.temperature)
         state.counts.turns += 1
         sampled = self._clock()
-        turn, ended = self._read(completion, state, observe)
-        calls = () if state.single_turn else turn.items
-        texts, env_done = await self._execute(calls, episode, state)
+        turn, ended = self._read(completion, episode, state, observe)
+        # There is no time left for what a cut turn asks for.
+        calls = () if state.single_turn or completion.timed_out else turn.items
+        async with self._within(state):
+            texts, env_done = await self._execute(calls, episode, state)
         state.turns.append(
             TurnTiming(sampled - began, self._clock() - sampled, shown, len(completion.token_ids))
         )
@@ -190,23 +208,43 @@ class AttemptRunner:
             observe("observation", text)
         return None
 
-    async def _generate(self, transcript: Transcript, sampling: Sampling) -> Completion:
-        """The engine stands still when no turn of any attempt ends."""
-        with self._watchdog.stage(_GENERATE), trace.span(_GENERATE, {"tokens": len(transcript)}):
-            completion = await self._engine.generate(
-                transcript.for_engine(), sampling, self._limits.max_generate_length
-            )
+    async def _generate(self, state: State, sampling: Sampling) -> Completion:
+        """The engine stands still when no turn of any attempt ends.
+
+        It keeps the time itself: what is sampled when it is over is the policy's like all else.
+        """
+        transcript, left = state.transcript, max(state.ends - self._clock(), 0.0)
+        stage, facts = self._watchdog.stage(_GENERATE), {"tokens": len(transcript)}
+        with stage, trace.span(_GENERATE, facts):
+            async with self._within(state, ENGINE_GRACE_S):
+                completion = await self._engine.generate(
+                    transcript.for_engine(), sampling, self._limits.max_generate_length, left
+                )
         self._watchdog.progress(_GENERATE)
         return completion
 
-    def _read(self, completion: Completion, state: State, observe: Observer) -> tuple[Turn, bool]:
+    @asynccontextmanager
+    async def _within(self, state: State, grace_s: float = 0.0) -> AsyncGenerator[None]:
+        """Raises OutOfTime when the attempt's time is over before what is inside is done."""
+        scope = asyncio.timeout(max(state.ends - self._clock(), 0.0) + grace_s)
+        try:
+            async with scope:
+                yield
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            raise OutOfTime from None
+
+    def _read(
+        self, completion: Completion, episode: Episode, state: State, observe: Observer
+    ) -> tuple[Turn, bool]:
         """What the turn says, and whether the policy ended it by itself."""
         ids = completion.token_ids.tolist()
         ended = bool(ids) and ids[-1] == self._prompts.turn_end_id
         text = self._tokenizer.decode(ids[:-1] if ended else ids)
         state.messages.append({"role": "assistant", "content": text})
         observe("completion", text)
-        turn = parse_turn(text, thinking=self._prompts.opens_thinking)
+        turn = parse_turn(text, episode.info.tools, thinking=self._prompts.opens_thinking)
         if turn.done or state.single_turn:
             state.answer = turn.answer
         return turn, ended
@@ -216,6 +254,8 @@ class AttemptRunner:
     ) -> StopReason | None:
         if turn.done or env_done:
             return StopReason.DONE
+        if completion.timed_out:
+            return StopReason.TIMEOUT
         if completion.cut and (state.single_turn or not turn.has_call):
             return StopReason.GENERATION_LENGTH
         if state.single_turn:
@@ -229,9 +269,11 @@ class AttemptRunner:
     ) -> tuple[list[str], bool]:
         """Observations of all calls in order, and whether the environment ended the episode."""
         texts: list[str] = []
+        state.counts.malformed_turns += any(isinstance(item, ParseError) for item in calls)
         for item in calls:
             if isinstance(item, ParseError):
                 state.counts.parse_errors += 1
+                _count(state.counts.parse_messages, item.message)
                 texts.append(self._prompts.observation_text("parse_error", [item.message]))
                 continue
             text, done = await self._call(item, episode, state)
@@ -248,6 +290,8 @@ class AttemptRunner:
         result = await episode.call(call.name, call.arguments_json, self._limits.call_timeout_s)
         if result.outcome is not ToolOutcome.OK:
             counts.tool_errors[result.outcome] = counts.tool_errors.get(result.outcome, 0) + 1
+        if result.outcome is ToolOutcome.BAD_TOOL:
+            _count(counts.unknown_tools, call.name)
         if result.outcome in LOST:
             raise EnvironmentLost(f"{call.name}: {result.outcome}: {' '.join(result.parts)}")
         return self._prompts.observation_text(result.outcome, result.parts), result.done
@@ -262,6 +306,13 @@ class AttemptRunner:
             return Grade(None, no_grade="instance_lost", detail=str(error))
         finally:
             state.counts.grade_s = self._clock() - began
+
+
+def _count(counts: dict[str, int], name: str) -> None:
+    """Of what a policy may write as it likes, the first few are told apart."""
+    name = one_line(name, _NAME_CHARACTERS)
+    if name in counts or len(counts) < _NAMES:
+        counts[name] = counts.get(name, 0) + 1
 
 
 def _ignore(kind: str, text: str) -> None:

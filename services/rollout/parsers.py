@@ -1,13 +1,16 @@
-"""What a policy turn asks for: tool calls in order, malformed ones, and whether it is done.
+"""Reads what a policy turn asks for: tool calls in order, malformed ones, whether it is done.
 
 The parser is total: any text gives a result. Calls are JSON objects between `<tool_call>` and
-`</tool_call>`, the form of Qwen and Hermes models. Only what follows the thinking counts.
+`</tool_call>`, the form of Qwen and Hermes models. Only what stands outside the thinking counts.
 """
 
 import json
 import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
+
+from services.rollout.types import Tool
 
 CALL_START = "<tool_call>"
 CALL_END = "</tool_call>"
@@ -15,8 +18,14 @@ DONE = "<done>"
 THINK_START = "<think>"
 THINK_END = "</think>"
 SPACE = re.compile(r"\s*")
+TAGS = re.compile("|".join(map(re.escape, (CALL_START, THINK_START, THINK_END))))
 # Wherever a malformed call may end.
 BOUNDARY = re.compile(f"{re.escape(CALL_END)}|{re.escape(CALL_START)}")
+ARGUMENTS = ("arguments", "params")
+# Keys that hold no arguments whatever stands under them.
+OTHERS = ("name", "tool", "id", "type")
+# Characters of the policy's or an environment's names in one message.
+MOST_QUOTED = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,31 +56,77 @@ class Turn:
         return any(isinstance(item, ToolCall) for item in self.items)
 
 
-def parse_turn(text: str, *, thinking: bool = False) -> Turn:
-    """Parse the text of one turn; `thinking` is True when it starts inside the thinking."""
-    visible = after_thinking(text, thinking=thinking)
-    items: list[ToolCall | ParseError] = []
-    outside: list[str] = []
-    position = 0
-    while (start := visible.find(CALL_START, position)) >= 0:
-        outside.append(visible[position:start])
-        item, position = _scan_call(visible, start + len(CALL_START))
-        items.append(item)
-    outside.append(visible[position:])
+def parse_turn(text: str, tools: Sequence[Tool] = (), *, thinking: bool = False) -> Turn:
+    """Parse the text of one turn; `thinking` is True when it starts inside the thinking.
+
+    `tools` are those of the environment. A call without arguments is one of a tool that requires
+    none; of a tool that is not among them, the environment says so.
+    """
+    reader = _Reader(text, {tool.name: _required(tool) for tool in tools})
+    reader.read(thinking=thinking)
     # Joined by a character that is in no tag: two ends never make up a `<done>`.
-    said = "\n".join(outside)
-    return Turn(tuple(items), DONE in said, said.replace(DONE, "").strip())
+    said = "\n".join(reader.outside)
+    return Turn(tuple(reader.items), DONE in said, said.replace(DONE, "").strip())
 
 
-def after_thinking(text: str, *, thinking: bool = False) -> str:
-    """What follows the last `</think>`; nothing when the thinking was never closed."""
-    _, closed, rest = text.rpartition(THINK_END)
-    if THINK_START in rest or (thinking and not closed):
-        return ""
-    return rest
+class _Reader:
+    """Goes through a text once. A tag inside a call's JSON, or inside the thinking, opens nothing.
+
+    The thinking ends at the first `</think>`. One that closes no `<think>` ends a thinking whose
+    start is not part of the text; once some thinking has ended, it is text like any other.
+    """
+
+    def __init__(self, text: str, required: Mapping[str, Collection[str]]) -> None:
+        self.items: list[ToolCall | ParseError] = []
+        # The pieces between calls and thinking.
+        self.outside: list[str] = []
+        self._text = text
+        self._required = required
+        self._begin = 0
+        self._thought = False
+
+    def read(self, *, thinking: bool) -> None:
+        if thinking:
+            self._skip_thinking(0)
+        position = self._begin
+        while match := TAGS.search(self._text, position):
+            position = self._tag(match)
+        self.outside.append(self._text[self._begin :])
+
+    def _tag(self, match: re.Match[str]) -> int:
+        """Returns where to look for the next tag."""
+        tag, before = match.group(), self._text[self._begin : match.start()]
+        if tag == CALL_START:
+            item, self._begin = _scan_call(self._text, match.end(), self._required)
+            self.items.append(item)
+            self.outside.append(before)
+        elif tag == THINK_START:
+            self._skip_thinking(match.end())
+            self.outside.append(before)
+        elif not self._thought:
+            self._thought, self._begin = True, match.end()
+            self.items.clear()
+            self.outside.clear()
+        else:
+            return match.end()
+        return self._begin
+
+    def _skip_thinking(self, position: int) -> None:
+        """To behind its end; everything is thinking when it is never closed."""
+        end = self._text.find(THINK_END, position)
+        self._thought = True
+        self._begin = len(self._text) if end < 0 else end + len(THINK_END)
 
 
-def _scan_call(text: str, start: int) -> tuple[ToolCall | ParseError, int]:
+def _required(tool: Tool) -> Collection[str]:
+    """The arguments that a tool's schema demands."""
+    names = tool.parameters.get("required")
+    return [str(name) for name in names] if isinstance(names, list) else []
+
+
+def _scan_call(
+    text: str, start: int, required: Mapping[str, Collection[str]]
+) -> tuple[ToolCall | ParseError, int]:
     """The call whose start tag ends at `start`, and where to read on.
 
     The JSON is read first and the end tag looked for behind it: an end tag inside a string
@@ -86,9 +141,9 @@ def _scan_call(text: str, start: int) -> tuple[ToolCall | ParseError, int]:
         return ParseError(f"tool call is not valid JSON: {_reason(error)}"), _boundary(text, begin)
     end = _skip_space(text, end)
     if text.startswith(CALL_END, end):
-        return _as_call(value), end + len(CALL_END)
+        return _as_call(value, required), end + len(CALL_END)
     if end == len(text):
-        return _as_call(value), end
+        return _as_call(value, required), end
     problem = ParseError(f"expected {CALL_END} after the JSON object of a tool call")
     return problem, _boundary(text, end)
 
@@ -106,21 +161,51 @@ def _boundary(text: str, position: int) -> int:
     return match.end() if match.group() == CALL_END else match.start()
 
 
-def _as_call(value: Any) -> ToolCall | ParseError:
+def _as_call(value: Any, required: Mapping[str, Collection[str]]) -> ToolCall | ParseError:
     if not isinstance(value, dict):
         return ParseError('tool call must be a JSON object with "name" and "arguments"')
     name = value.get("name", value.get("tool"))
-    arguments = value.get("arguments", value.get("params", {}))
     if not isinstance(name, str) or not name.strip() or not name.isprintable():
         return ParseError('tool call needs "name", the name of a tool')
-    if not isinstance(arguments, dict):
-        return ParseError('"arguments" of a tool call must be a JSON object')
+    arguments = _arguments(value, name, required.get(name, ()))
+    if isinstance(arguments, ParseError):
+        return arguments
     try:
         return ToolCall(name, json.dumps(arguments, allow_nan=False))
     except RecursionError:
         return ParseError("tool call is nested too deeply")
     except ValueError as error:
         return ParseError(f"tool call has arguments that JSON cannot express: {_reason(error)}")
+
+
+def _arguments(
+    call: dict[str, Any], name: str, required: Collection[str]
+) -> dict[str, Any] | ParseError:
+    """Nothing that the policy wrote as arguments is left out in silence: a call that is executed
+    without them teaches it something wrong."""
+    places = [key for key in ARGUMENTS if key in call]
+    if len(places) > 1:
+        return ParseError(f"tool call has its arguments twice, under {_quoted(places)}")
+    arguments = call[places[0]] if places else {}
+    if not isinstance(arguments, dict):
+        return ParseError('"arguments" of a tool call must be a JSON object')
+    others = [key for key in call if key not in (*ARGUMENTS, *OTHERS)]
+    if places:
+        others = [key for key in others if isinstance(call[key], dict) and not arguments]
+    if others:
+        return ParseError(
+            f'tool call needs its arguments under "arguments", found {_quoted(others)}'
+        )
+    if required and not places:
+        return ParseError(
+            f'tool call of {_quoted([name])} needs "arguments" with {_quoted(required)}'
+        )
+    return arguments
+
+
+def _quoted(names: Collection[str]) -> str:
+    """Names as JSON strings: what they hold cannot break the message."""
+    return ", ".join(json.dumps(name) for name in names)[:MOST_QUOTED]
 
 
 def _reason(error: ValueError) -> str:

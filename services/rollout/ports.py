@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -44,6 +45,10 @@ class EnvironmentLost(Exception):
     """The episode cannot go on: it could not be opened, or its instance or gateway is lost."""
 
 
+class TemplateError(ValueError):
+    """The chat template or the tokenizer cannot render what the policy is to read; says why."""
+
+
 class Tokenizer(Protocol):
     """Text to token ids and back, and the model's chat template."""
 
@@ -53,7 +58,10 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`; control tokens in it become their ids, nothing is added."""
+        """Token ids of `text`; control tokens in it become their ids, nothing is added.
+
+        Raises TemplateError.
+        """
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -66,7 +74,7 @@ class Tokenizer(Protocol):
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
     ) -> str:
-        """The conversation as the model reads it, as text."""
+        """The conversation as the model reads it, as text. Raises TemplateError."""
         ...
 
 
@@ -79,11 +87,16 @@ class Engine(Protocol):
         ...
 
     async def generate(
-        self, token_ids: "NDArray[np.int32]", sampling: "Sampling", max_tokens: int
+        self,
+        token_ids: "NDArray[np.int32]",
+        sampling: "Sampling",
+        max_tokens: int,
+        timeout_s: float = inf,
     ) -> "Completion":
         """One policy turn, up to the end-of-turn token (included) or `max_tokens`.
 
-        Cancelling aborts the request. Raises EngineError.
+        After `timeout_s` it is given back as far as it was sampled. Cancelling aborts the request.
+        Raises EngineError.
         """
         ...
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from services.rollout.ports import Tokenizer
+from services.rollout.ports import TemplateError, Tokenizer
 from services.rollout.types import PromptFacts, Tool
 
 Profile = Literal["full", "minimal"]
@@ -20,12 +20,15 @@ OK = "ok"
 NO_CALL = (
     'No tool call found. Use <tool_call>{"name": "...", "arguments": {...}}</tool_call> format.'
 )
+# Numbers of tool messages in a row that a template must render.
+CHECKED = (1, 2, 3)
+FULL_INSTEAD = (
+    'rollout.prompt.profile = "minimal" shows what tools answer as `tool` messages: set'
+    ' rollout.prompt.profile = "full", which shows it as user messages, or give the model a'
+    " chat template that renders them"
+)
 # Stands for a policy turn in a rendered conversation; no template changes or repeats it.
 TURN = "POLICYTURN"
-
-
-class TemplateError(ValueError):
-    """The chat template cannot be used turn by turn; the message says why."""
 
 
 class PromptBuilder:
@@ -34,8 +37,8 @@ class PromptBuilder:
     Profile "full" says everything in a system message, for models that have not seen these tools.
     Profile "minimal" is the task's prompt alone, the tools rendered by the chat template.
 
-    Raises TemplateError when the template rewrites earlier turns or does not end a turn by a
-    control token.
+    Raises TemplateError when the template rewrites earlier turns, does not end a turn by a
+    control token, or cannot render what tools answer.
     """
 
     def __init__(self, tokenizer: Tokenizer, profile: Profile) -> None:
@@ -48,8 +51,27 @@ class PromptBuilder:
         if len(ids) != 1:
             raise TemplateError(f"{self._turn_end!r} ends a turn but is {len(ids)} tokens, not 1")
         self.turn_end_id = ids[0]
+        self._check_observations()
         # True when the template itself starts the policy's thinking: it then only closes it.
         self.opens_thinking = start.rfind("<think>") > start.rfind("</think>")
+
+    def _check_observations(self) -> None:
+        """Found later, it would be found by the attempts that come so far, and by no others."""
+        try:
+            for count in CHECKED if self._profile == "minimal" else (1,):
+                self._suffix(count)
+        except TemplateError as error:
+            if self._profile == "full" or not self._renders_users():
+                raise
+            raise TemplateError(f"{error}; {FULL_INSTEAD}") from error
+
+    def _renders_users(self) -> bool:
+        """True when what tools answer can be shown as a user's message."""
+        try:
+            self._pieces("user", 1)
+        except TemplateError:
+            return False
+        return True
 
     def prompt_ids(self, facts: PromptFacts, tools: Sequence[Tool]) -> list[int]:
         """The prompt of an episode, the start of the policy's first turn included."""
@@ -91,17 +113,22 @@ class PromptBuilder:
     def _suffix(self, count: int) -> tuple[str, ...]:
         """The template's text around `count` observations, after the end-of-turn token."""
         if count not in self._suffixes:
-            marks = [f"OBSERVATION{number}X" for number in range(count)]
             role = "tool" if self._profile == "minimal" else "user"
-            tail = self._after_turn([{"role": role, "content": mark} for mark in marks])
-            pieces: list[str] = []
-            for mark in marks:
-                piece, found, tail = tail.partition(mark)
-                if not found:
-                    raise TemplateError(f"the chat template leaves out a {role} message")
-                pieces.append(piece)
-            self._suffixes[count] = (*pieces, tail)
+            self._suffixes[count] = self._pieces(role, count)
         return self._suffixes[count]
+
+    def _pieces(self, role: str, count: int) -> tuple[str, ...]:
+        marks = [f"OBSERVATION{number}X" for number in range(count)]
+        tail = self._after_turn([{"role": role, "content": mark} for mark in marks])
+        pieces: list[str] = []
+        for mark in marks:
+            piece, found, tail = tail.partition(mark)
+            if not found:
+                raise TemplateError(
+                    f"the chat template leaves out a {role} message where {count} follow a turn"
+                )
+            pieces.append(piece)
+        return (*pieces, tail)
 
     def _after_turn(self, observations: Sequence[Mapping[str, str]]) -> str:
         tail = self._render(observations, generate=True, turn=True).partition(TURN)[2]

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
+from math import inf
 
 import numpy as np
 
@@ -34,6 +35,8 @@ class State:
     info: EpisodeInfo | None = None
     answer: str | None = None
     digests: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    # When the attempt's time is over, on the clock of `started`.
+    ends: float = inf
 
     @property
     def single_turn(self) -> bool:

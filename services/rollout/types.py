@@ -74,6 +74,8 @@ class FailureKind(StrEnum):
     ENGINE_ERROR = "engine_error"
     ABORTED = "aborted"
     NO_GRADE = "no_grade"
+    # What the policy would read next cannot be rendered: nothing of its group is used.
+    TEMPLATE_ERROR = "template_error"
 
 
 class Author(StrEnum):
@@ -129,13 +131,15 @@ class Completion:
     """One policy turn. `logprobs` are at the sampling temperature, one a token.
 
     `spans` are in order and their lengths sum to the number of tokens; there is more than one
-    when weights changed while it was sampled. `cut` is True when it ran into the token limit.
+    when weights changed while it was sampled. `cut` is True when it ran into the token limit,
+    `timed_out` when time ran out first; it may then have no tokens.
     """
 
     token_ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
     spans: tuple[PolicySpan, ...]
     cut: bool
+    timed_out: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +279,12 @@ class Counts:
     repeats: int = 0
     open_s: float = 0.0
     grade_s: float = 0.0
+    # Tools that were offered, and turns with a malformed call.
+    tools: int = 0
+    malformed_turns: int = 0
+    # What was wrong with malformed calls, and names of tools that there are not: a few of each.
+    parse_messages: dict[str, int] = field(default_factory=dict[str, int])
+    unknown_tools: dict[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True, slots=True)

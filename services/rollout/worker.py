@@ -160,7 +160,10 @@ class Worker:
             attempt.add_done_callback(lambda _: self._attempt_ended(lease))
         complete = False
         try:
-            complete = any(await asyncio.gather(*attempts))
+            for ended in asyncio.as_completed(attempts):
+                # What completes a group has no use for its other attempts.
+                if complete := await ended:
+                    break
         except LeaseLost as error:
             log.warning("lease lost", lease=lease.lease_id, reason=str(error))
             self.totals.lost_leases += 1

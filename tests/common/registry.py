@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
-from google.protobuf.duration_pb2 import Duration
 
 from flotilla.launcher.v1 import registry_service_pb2 as pb
 from flotilla.launcher.v1 import registry_service_pb2_grpc as pb_grpc
 from services.common.errors import ServiceError
 from services.common.membership import RegistryContract
+from services.common.rpc import duration
 
 
 def contract() -> RegistryContract:
@@ -25,6 +25,7 @@ class FakeRegistry(pb_grpc.RegistryServiceServicer):
         self.heartbeats: list[pb.HeartbeatRequest] = []
         self.command = pb.COMMAND_NONE
         self.metrics: dict[str, float] = {}
+        self.interval_s = 0.02
         self.failure: ServiceError | None = None
         self.peers: dict[int, str] = {}
         self.changed = asyncio.Event()
@@ -32,7 +33,7 @@ class FakeRegistry(pb_grpc.RegistryServiceServicer):
     async def Register(self, request: pb.RegisterRequest, context: Any) -> pb.RegisterResponse:
         self.registered.append(request)
         return pb.RegisterResponse(
-            heartbeat_interval=Duration(nanos=20_000_000), orphan_after=Duration(nanos=400_000_000)
+            heartbeat_interval=duration(self.interval_s), orphan_after=duration(0.4)
         )
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Any) -> pb.HeartbeatResponse:

@@ -1,11 +1,15 @@
 """A service as small as one can be, started as a process by the tests of the entry point."""
 
 import asyncio
+import atexit
 import os
+import threading
+import time
 
 from services.common import rpc
 from services.common.config import Model
 from services.common.main import Runtime, entry
+from services.common.membership import Status
 from tests.common.registry import contract
 
 
@@ -19,9 +23,24 @@ async def run(runtime: Runtime[SampleConfig]) -> None:
         raise ValueError(f"broken {os.environ['FLOTILLA_TOKEN']}")
     if runtime.config.mode == "away":
         raise ConnectionError("the peer is away")
+    if runtime.config.mode == "clings":
+        # As a library may: a thread that nobody ends, and an exit handler that waits.
+        threading.Thread(target=time.sleep, args=(3600,)).start()
+        atexit.register(time.sleep, 3600)
+    if runtime.config.mode == "loads":
+        with runtime.loading():
+            runtime.log.info("loading")
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                runtime.log.info("cleaned up")
+    if runtime.config.mode == "imports":
+        with runtime.loading():
+            runtime.log.info("loading")
+            time.sleep(3600)  # noqa: ASYNC251 (it blocks the loop, as imports do)
     async with runtime.serving(rpc.server(token=runtime.token)) as serving:
         serving.set_serving(True)
-        runtime.set_status(phase="serving", serving=True, step=runtime.config.count)
+        runtime.report(lambda: Status("serving", serving=True, step=runtime.config.count))
         await runtime.announce(serving.address)
         runtime.log.info("ready", address=serving.address, model=runtime.shared.policy.model)
         await runtime.drain.wait()

@@ -67,7 +67,7 @@ def test_b53_unknown_keys_and_wrong_types_are_refused_by_name(given: Any, why: s
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_b53_numbers_that_are_none_are_refused(value: float) -> None:
-    with pytest.raises(ConfigError, match="not expressible as JSON"):
+    with pytest.raises(ConfigError, match="lr: must be a finite number"):
         parse(Optimizer, {"lr": value}, where="spec")
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from services.common.config import (
     Model,
@@ -87,8 +87,8 @@ def test_json_and_toml_say_the_same(tmp_path: Path) -> None:
         ("a.json", "{", "not JSON"),
         ("a.json", "[1]", "top level must be a table"),
         ("a.json", "[" * 100_000, "not JSON"),
-        ("a.json", '{"lr": NaN}', "leave out keys"),
-        ("a.toml", "when = 2026-01-01", "dates as quoted strings"),
+        ("a.json", '{"lr": NaN}', "lr: must be a finite number"),
+        ("a.toml", "when = 2026-01-01", "when: write dates and times as quoted strings"),
     ],
 )
 def test_a_broken_file_is_named(tmp_path: Path, name: str, text: str, message: str) -> None:
@@ -143,6 +143,38 @@ def test_every_problem_is_listed_with_its_key_and_a_guess() -> None:
     assert "lr: Input should be a valid number; got '1e-4'" in text
     assert "api_key: " in text
     assert "SECRET" not in text
+
+
+def test_keys_are_named_as_one_types_them_from_the_top_of_the_spec() -> None:
+    data: Any = {"engine": {"max_num_seqs": 0}, "lr": "x"}
+    with pytest.raises(ConfigError) as caught:
+        parse(Config, data, where="spec.toml", section="rollout")
+    assert "\n  rollout.engine.max_num_seqs: Input should be" in str(caught.value)
+    assert "\n  rollout.lr: Input should be a valid number" in str(caught.value)
+    wrong: Any
+    for wrong in (3, [1]):
+        with pytest.raises(ConfigError, match="rollout: expected a table; got"):
+            parse(Config, wrong, where="spec.toml", section="rollout")
+
+
+class Pair(Model):
+    low: int = 0
+    high: int = 1
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Pair":
+        if self.low > self.high:
+            raise ValueError(f"low: {self.low} is above high")
+        return self
+
+
+class Pairs(Model):
+    pair: Pair = Pair()
+
+
+def test_a_check_of_a_whole_table_names_its_key_too() -> None:
+    with pytest.raises(ConfigError, match=r"\n  a\.pair\.low: 3 is above high"):
+        parse(Pairs, {"pair": {"low": 3}}, where="spec", section="a")
 
 
 def test_lists_become_tuples_and_strings_paths() -> None:

@@ -93,6 +93,34 @@ async def test_sigterm_drains_and_the_process_ends_well(start: Start) -> None:
     assert await process.wait() == 0
 
 
+async def test_a_drained_process_ends_though_a_library_clings_to_it(start: Start) -> None:
+    process = await start("--rollout.mode=clings")
+    await line(process, "ready")
+    process.terminate()
+    await line(process, "the service ended")
+    assert await asyncio.wait_for(process.wait(), 5) == 0
+
+
+async def test_a_process_that_is_still_loading_cleans_up_and_ends_at_a_signal(
+    start: Start,
+) -> None:
+    process = await start("--rollout.mode=loads")
+    await line(process, "loading")
+    process.send_signal(signal.SIGTERM)
+    code, said = await finished(process)
+    assert (code, "cleaned up" in said) == (0, True), said
+
+
+async def test_a_process_that_imports_for_long_ends_within_seconds_of_a_signal(
+    start: Start,
+) -> None:
+    process = await start("--rollout.mode=imports")
+    await line(process, "loading")
+    process.send_signal(signal.SIGTERM)
+    code, _ = await finished(process)
+    assert code == 0
+
+
 async def test_a_second_signal_ends_a_process_that_does_not_drain(start: Start) -> None:
     process = await start("--rollout.mode=stubborn")
     await line(process, "ready")

@@ -9,11 +9,12 @@ import grpc
 import grpc.aio
 import pytest
 
+from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
 from flotilla.launcher.v1 import registry_service_pb2 as pb
 from flotilla.launcher.v1 import registry_service_pb2_grpc as pb_grpc
 from services.common import rpc
 from services.common.errors import ConfigError
-from services.common.membership import Identity, Membership, Status
+from services.common.membership import Identity, Membership, RaisedAlarm, Status
 from services.common.peers import Peers
 from tests.common import echo
 from tests.common.conftest import until
@@ -29,6 +30,7 @@ class Member:
     drained: list[str] = field(default_factory=list[str])
     stopped: list[str] = field(default_factory=list[str])
     told: list[Mapping[str, float]] = field(default_factory=list[Mapping[str, float]])
+    membership: Membership | None = None
 
 
 @asynccontextmanager
@@ -46,7 +48,7 @@ async def registry_server() -> AsyncGenerator[tuple[FakeRegistry, grpc.aio.Chann
 async def member() -> AsyncGenerator[Member]:
     async with registry_server() as (fake, channel):
         one = Member(fake)
-        membership = Membership(
+        membership = one.membership = Membership(
             Identity("run", "rollout", 1, "i1"),
             contract(),
             channel,
@@ -71,6 +73,21 @@ async def test_a_member_registers_once_and_reports_its_status() -> None:
         beat = one.registry.heartbeats[-1]
         assert (beat.phase, beat.serving, beat.total_steps) == ("training", True, 9)
         assert dict(beat.metrics) == {"loss": 0.5}
+
+
+async def test_a_member_in_a_hurry_tells_its_alarms_without_waiting_for_its_turn() -> None:
+    async with member() as one:
+        one.registry.interval_s = 60
+        await until(lambda: len(one.registry.heartbeats) > 0)
+        assert one.membership is not None
+        for number in (1, 2):
+            alarm = RaisedAlarm("solved", f"env{number}", "notice", number, "why", "how")
+            one.status = Status(alarms=[alarm])
+            one.membership.hurry()
+            await until(lambda told=number: len(one.registry.heartbeats) > told)
+            (told,) = one.registry.heartbeats[-1].alarms
+            assert (told.scope, told.severity) == (f"env{number}", alarm_pb.ALARM_SEVERITY_NOTICE)
+            assert (told.step, told.cause, told.fix) == (number, "why", "how")
 
 
 async def test_the_launchers_word_drains_and_heartbeats_go_on() -> None:

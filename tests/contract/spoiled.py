@@ -56,6 +56,10 @@ def no_token(s: Submission) -> None:
     s.token_ids, s.logprobs = [], []
 
 
+def unknown_tools(s: Submission, *names: str) -> None:
+    s.header.counts.unknown_tools.update(dict.fromkeys(names, 1))
+
+
 def too_long(s: Submission, count: int) -> None:
     s.header.sequences[0].token_count = count
     s.header.sequences[0].spans[0].length += count - 8
@@ -116,6 +120,8 @@ CASES: list[tuple[str, Spoil, tuple[str, str]]] = [
     # B24: the learner's max_model_len is 128.
     ("a token more than fits", lambda s: too_long(s, 129), INVALID),
     ("four billion tokens", lambda s: too_long(s, 2**32 - 1), INVALID),
+    ("counts of too many tools", lambda s: unknown_tools(s, *map(str, range(9))), INVALID),
+    ("the count of a tool with an endless name", lambda s: unknown_tools(s, "x" * 201), INVALID),
     # B25
     ("a reward that is not a number", lambda s: setattr(s.header, "reward", np.nan), INVALID),
     ("an infinite reward", lambda s: setattr(s.header, "reward", np.inf), INVALID),

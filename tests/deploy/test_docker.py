@@ -23,10 +23,10 @@ _SECRET = re.compile(r"key|token|secret|password|credential", re.IGNORECASE)
 
 
 def python_module(words: list[str]) -> str:
-    """The module of a command `PYTHON -m MODULE ...`."""
-    assert words[0] == "/opt/flotilla/bin/python"
-    assert words[1] == "-m"
-    return words[2]
+    """The module of a command `PYTHON -P -m MODULE ...`: what is mounted at the working directory
+    hides nothing."""
+    assert words[:3] == ["/opt/flotilla/bin/python", "-P", "-m"]
+    return words[3]
 
 
 @cache

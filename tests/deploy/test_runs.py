@@ -43,8 +43,9 @@ def test_a_run_has_the_name_of_its_file(path: Path) -> None:
 @pytest.mark.parametrize("path", SPECS, ids=STEMS)
 def test_what_is_prepared_is_prepared_by_modules_that_are_there(path: Path) -> None:
     for prepare in parse_all(spec_of(path)):
-        program, option, module, *_ = prepare.command
-        assert (program, option) == ("python", "-m")
+        program, *options, module = prepare.command[:4]
+        # `-P`: what lies in the working directory hides nothing.
+        assert (program, options) == ("python", ["-P", "-m"])
         assert importlib.util.find_spec(module) is not None
 
 

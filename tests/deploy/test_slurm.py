@@ -62,6 +62,19 @@ def test_a_job_that_begins_again_goes_on_with_its_run(repository: Path) -> None:
     ]
 
 
+def test_a_job_that_slurm_begins_again_keeps_the_spec_of_its_run(repository: Path) -> None:
+    run = repository / "runs/slurm-17/a-1"
+    run.mkdir(parents=True)
+    (run / "journal.sqlite").touch()
+    (run / "spec.json").touch()
+    job(repository, "a.toml", SLURM_RESTART_COUNT="1").wait(10)
+    job(repository, "a.toml", SLURM_RESTART_COUNT="0").wait(10)
+    assert calls(repository) == [
+        "train runs/slurm-17/a-1/spec.json --resume --runs runs/slurm-17",
+        "train a.toml --resume --runs runs/slurm-17",
+    ]
+
+
 def test_when_its_time_is_up_a_job_waits_until_the_run_has_drained(repository: Path) -> None:
     process = job(repository, "a.toml", HOLD="1")
     for _ in range(200):

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from services.common.config import parse
 from services.common.errors import ConfigError
@@ -18,7 +17,6 @@ from services.env_gateway.grading import (
     parse_checks,
     partial_reward,
 )
-from services.env_gateway.limits import Admission, OverLimitError, QueueFullError, Ticket
 from services.env_gateway.ports import Execution
 from services.env_gateway.retry import Backoff, RetryBudget
 from services.env_gateway.tasks import TaskError, parse_task
@@ -160,90 +158,3 @@ def test_retries_are_a_share_of_first_attempts() -> None:
 def test_a_wrong_section_is_refused(section: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse(EnvGatewayConfig, section, where="spec [env_gateway]")
-
-
-class AdmissionMachine(RuleBasedStateMachine):
-    """Opens, gives up and releases in any order; the limits hold, and nobody is forgotten."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 0.0
-        self.admission = Admission(
-            max_episodes=6, max_by_env={"a": 4}, max_waiting=10, batch_ttl_s=5.0
-        )
-        self.tickets: list[Ticket] = []
-
-    @rule(
-        run=st.sampled_from("rs"),
-        batch=st.sampled_from("xyz"),
-        env=st.sampled_from("ab"),
-        opening=st.integers(1, 7),
-    )
-    def request(self, run: str, batch: str, env: str, opening: int) -> None:
-        try:
-            ticket, _ = self.admission.request(run, batch, env, opening, self.now)
-        except OverLimitError:
-            assert opening > self.admission.limit(env)
-        except QueueFullError:
-            assert self.admission.waiting >= 10
-        else:
-            self.tickets.append(ticket)
-
-    @precondition(lambda self: self.tickets)
-    @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
-        ticket = self.tickets.pop(data.draw(st.integers(0, len(self.tickets) - 1)))
-        self.admission.release(ticket)
-        self.admission.release(ticket)
-
-    @rule(passed=st.floats(0, 6))
-    def time(self, passed: float) -> None:
-        self.now += passed
-        self.admission.expire(self.now)
-
-    @invariant()
-    def limits_hold(self) -> None:
-        admitted = [ticket for ticket in self.tickets if ticket.admitted]
-        assert len(admitted) <= self.admission.held <= 6
-        assert sum(ticket.env_key == "a" for ticket in admitted) <= 4
-        assert self.admission.waiting == len(self.tickets) - len(admitted)
-
-    def teardown(self) -> None:
-        self.admission.expire(self.now + 100.0)
-        while self.tickets:
-            admitted = [ticket for ticket in self.tickets if ticket.admitted]
-            assert admitted, "somebody waits while everything is free"
-            for ticket in admitted:
-                self.tickets.remove(ticket)
-                self.admission.release(ticket)
-            self.admission.expire(self.now + 100.0)
-        assert (self.admission.held, self.admission.waiting) == (0, 0)
-
-
-TestAdmission = AdmissionMachine.TestCase
-TestAdmission.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
-
-
-def test_a_batch_is_admitted_together_or_not_at_all() -> None:
-    admission = Admission(max_episodes=4, max_by_env={}, max_waiting=10, batch_ttl_s=5.0)
-    first, _ = admission.request("run", "one", "e", 1, 0.0)
-    waiting = [admission.request("run", "two", "e", 4, 0.0)[0] for _ in range(3)]
-    assert not any(ticket.admitted for ticket in waiting)
-    admitted = admission.release(first)
-    assert admitted == waiting
-    assert admission.held == 4
-    late, _ = admission.request("run", "two", "e", 4, 0.0)
-    assert late.admitted
-
-
-def test_runs_take_turns_and_small_batches_do_not_starve_large_ones() -> None:
-    admission = Admission(max_episodes=2, max_by_env={}, max_waiting=99, batch_ttl_s=5.0)
-    held = [admission.request("busy", f"b{i}", "e", 1, 0.0)[0] for i in range(2)]
-    large = [admission.request("busy", "large", "e", 2, 0.0)[0] for _ in range(2)]
-    small = [admission.request("busy", f"s{i}", "e", 1, 0.0)[0] for i in range(5)]
-    other = admission.request("other", "x", "e", 1, 0.0)[0]
-    assert admission.release(held[0]) == []
-    assert admission.release(held[1]) == large
-    assert not other.admitted
-    assert admission.release(large[0]) == [other]
-    assert admission.release(large[1]) == [small[0]]

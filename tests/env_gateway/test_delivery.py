@@ -5,6 +5,8 @@ import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from typing import Any
 
 import pytest
@@ -71,6 +73,41 @@ def test_a_503_of_a_server_that_only_warms_up_is_a_refusal() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("told", "least", "most"),
+    [
+        ("7", 7.0, 7.0),
+        ("0.5", 0.5, 0.5),
+        ("{in a minute}", 30.0, 60.0),
+        ("Sun, 06 Nov 1994 08:49:37 GMT", 0.0, 0.0),
+    ],
+)
+async def test_a_server_says_when_to_ask_again_in_seconds_or_by_its_clock(
+    told: str, least: float, most: float
+) -> None:
+    then = datetime.now(UTC) + timedelta(minutes=1)
+    seconds = await refusal(told.replace("{in a minute}", format_datetime(then, usegmt=True)))
+    assert seconds is not None and least <= seconds <= most
+
+
+@pytest.mark.parametrize("told", ["", "soon", "nan", "inf", "Sun, 99 Nov"])
+async def test_a_server_that_does_not_say_when_to_ask_again_is_no_error(told: str) -> None:
+    assert await refusal(told) is None
+
+
+async def refusal(told: str) -> float | None:
+    """What is understood of a Retry-After header."""
+
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = f"HTTP/1.1 429 Too Many\r\nretry-after: {told}\r\ncontent-length: 0\r\n\r\n"
+        writer.write(head.encode())
+
+    async with speaking(speak) as url:
+        error = await failure(url, timeout_s=10.0)
+    assert error.kind == "throttled"
+    return error.retry_after_s
+
+
 async def test_an_error_that_comes_in_pieces_is_read_whole() -> None:
     body = json.dumps({"detail": {"message": "no host", "retryable": True}}).encode()
 
@@ -100,21 +137,31 @@ async def test_an_error_without_an_end_is_read_in_part() -> None:
     assert len(error.body) == 4000
 
 
+@asynccontextmanager
+async def nobody_accepts() -> AsyncGenerator[str]:
+    """The URL of a host where the queue of connections is full: a SYN gets no answer."""
+    server = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0, backlog=0)
+    server.get_loop().remove_reader(server.sockets[0].fileno())
+    port = server.sockets[0].getsockname()[1]
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    yield f"http://127.0.0.1:{port}"
+    writer.close()
+    server.close()
+
+
 async def test_a_host_that_never_takes_the_connection_was_sent_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(http_client, "_CONNECT_S", 0.2)
-    # Nobody accepts, and the queue of those who wait for that is full: a SYN gets no answer.
-    server = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0, backlog=0)
-    server.get_loop().remove_reader(server.sockets[0].fileno())
-    port = server.sockets[0].getsockname()[1]
-    waiting = [await asyncio.open_connection("127.0.0.1", port)]
-    async with asyncio.timeout(5.0):
-        error = await failure(f"http://127.0.0.1:{port}", timeout_s=4.0)
+    async with nobody_accepts() as url, asyncio.timeout(5.0):
+        error = await failure(url, timeout_s=4.0)
     assert (error.kind, error.delivered, error.unreachable) == ("connect", False, True)
-    for _, writer in waiting:
-        writer.close()
-    server.close()
+
+
+async def test_a_caller_that_leaves_before_the_connection_is_no_sign_of_a_dead_host() -> None:
+    async with nobody_accepts() as url:
+        error = await failure(url, timeout_s=0.2)
+    assert (error.kind, error.delivered, error.unreachable) == ("timeout", False, False)
 
 
 async def test_a_connection_that_ends_after_the_request_leaves_it_open() -> None:

@@ -180,7 +180,8 @@ async def test_a_proxy_that_fails_while_grading_is_asked_again(emulator: Emulato
         replies = [{"status": 502}, {"status": 429, "retry_after": 0.1}]
         await emulator.faults(faults=[{"on": ["execute_verifier"], "replies": replies}])
         grade = await bench.grade(session)
-        assert (grade.reward, grade.attempts) == (1.0, 3)
+        # The proxy may have passed the first one on; the second was refused, and is no attempt.
+        assert (grade.reward, grade.attempts) == (1.0, 2)
 
 
 async def test_a_runner_whose_gate_has_a_new_token_is_read_all_the_same(
@@ -212,7 +213,7 @@ async def test_instances_live_by_heartbeats_and_end_when_the_gateway_is_gone(
     async with fleet_bench(hasty, heartbeat_interval_s=30) as bench:
         backend = bench.backend
         assert isinstance(backend, fleet.FleetBackend)
-        backend.heartbeats = Heartbeats(period_s=0.1)
+        backend.heartbeats = Heartbeats(ttl_s=0.5)
         sessions = [await bench.open(attempt) for attempt in range(3)]
         await asyncio.sleep(1.2)
         assert await bench.running() == 3
@@ -232,10 +233,10 @@ async def test_a_heartbeat_learns_that_an_instance_has_ended(emulator: Emulator)
     async with fleet_bench(emulator) as bench:
         instance = await bench.provision()
         assert isinstance(instance, fleet.FleetInstance)
-        await instance.beat()
+        await instance.beat(5.0)
         await emulator.kill(instance.instance_id)
         with pytest.raises(BackendError) as caught:
-            await instance.beat()
+            await instance.beat(5.0)
         assert caught.value.lost
         asked = (await emulator.count())["requests"]["get_instance"]
         with pytest.raises(BackendError) as caught:
@@ -244,22 +245,22 @@ async def test_a_heartbeat_learns_that_an_instance_has_ended(emulator: Emulator)
         assert (await emulator.count())["requests"]["get_instance"] == asked
 
 
-async def test_heartbeats_go_on_when_one_fails() -> None:
-    heartbeats, beaten = Heartbeats(period_s=0.01), {"ill": 0, "well": 0}
-
-    async def beat(name: str) -> None:
-        beaten[name] += 1
-        if name == "ill":
-            raise BackendError("http", "HTTP 502", delivered=None)
-
-    for name in beaten:
-        heartbeats.watch(name, lambda name=name: beat(name))
-    await until(lambda: min(beaten.values()) >= 3)
-    heartbeats.forget("ill")
-    ill = beaten["ill"]
-    await until(lambda: beaten["well"] >= 6)
-    assert beaten["ill"] <= ill + 1
-    await heartbeats.close()
+async def test_a_worker_that_renews_hears_of_an_instance_that_ended_unheard(
+    hasty: Emulator,
+) -> None:
+    async with fleet_bench(hasty, heartbeat_interval_s=30) as bench:
+        backend = bench.backend
+        assert isinstance(backend, fleet.FleetBackend)
+        backend.heartbeats = Heartbeats(ttl_s=0.5)
+        session = await bench.open()
+        held = [session.episode.episode_id]
+        assert bench.gateway.renew("rollout-0", held) == []
+        await hasty.faults(faults=[{"on": ["heartbeat"], "rate": 1.0}])
+        await until(lambda: backend.late == 1)
+        await until(lambda: bench.gateway.renew("rollout-0", held) == held)
+        answer = await bench.call(session, bench.harness.read_call)
+        assert answer.outcome is Outcome.SESSION_LOST
+        assert (await bench.grade(session)).reason is Reason.INSTANCE_LOST
 
 
 async def test_servers_with_sessions_and_event_streams_serve_as_well(hasty: Emulator) -> None:

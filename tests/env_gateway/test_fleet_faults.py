@@ -104,6 +104,21 @@ async def test_a_full_account_is_waited_for_until_a_place_is_free(emulator: Emul
         await bench.solve(await second)
 
 
+async def test_episodes_too_short_to_be_created_leave_creations_as_they_were(
+    emulator: Emulator,
+) -> None:
+    async with fleet_bench(emulator) as bench:
+        await bench.open()
+        creations = bench.gateway.opener.creations["fleet"].gate
+        before = creations.limit
+        await emulator.faults(create_delay=2.0)
+        task = task_json(**bench.harness.task(0))
+        specs = [open_spec(index, task=task, budget_s=0.3) for index in range(1, 9)]
+        await asyncio.gather(*(states(bench.gateway, spec) for spec in specs))
+        assert creations.limit == before
+        await emulator.faults()
+
+
 @pytest.mark.parametrize(
     "task", [{"env_id": "nowhere"}, {"version": "v9"}, {"data_id": "no-such-data"}]
 )

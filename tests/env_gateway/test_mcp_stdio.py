@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -13,7 +14,7 @@ from services.env_gateway.adapters.mcp.stdio import McpStdioBackend, StdioInstan
 from services.env_gateway.backend_config import McpConfig
 from services.env_gateway.ports import BackendError, Provision, Text
 from services.env_gateway.tasks import parse_task
-from tests.env_gateway.support import task_json
+from tests.env_gateway.support import task_json, until
 
 SERVER = Path(__file__).with_name("stdio_server.py")
 CONFIG = McpConfig(
@@ -70,6 +71,15 @@ async def test_each_episode_has_a_process_and_knows_its_task(backend: McpStdioBa
 async def test_a_repeated_provision_is_the_same_process(backend: McpStdioBackend) -> None:
     one = await started(backend)
     assert await backend.provision(request("e1"), timeout_s=20.0) is one
+
+
+async def test_a_process_that_has_ended_shows_it_before_anybody_asks(
+    backend: McpStdioBackend,
+) -> None:
+    instance = await started(backend)
+    assert instance.ended is None
+    os.kill(int(await text(instance, "process_id")), signal.SIGKILL)
+    await until(lambda: instance.ended is not None)
 
 
 async def test_a_tool_that_fails_is_data(backend: McpStdioBackend) -> None:

@@ -16,9 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.env_gateway.adapters.openenv import codec
+from services.env_gateway.adapters.openenv.backend import OpenEnvInstance
 from services.env_gateway.adapters.openenv.wire import Channel, Refusal, connect
+from services.env_gateway.backend_config import OpenEnvConfig
 from services.env_gateway.ports import BackendError, Media, Text
+from services.env_gateway.tasks import parse_task
 from tests.env_gateway.http_server import serving_app
+from tests.env_gateway.support import task_json, until
 
 OBSERVED = ("observation", "metadata", "reward", "done", "error", "error_type", "stdout")
 LISTED = ("tools", "name", "input_schema", "annotations", "properties", "type", "enum")
@@ -92,6 +96,23 @@ async def test_a_request_is_answered_and_the_end_is_known_before_the_next() -> N
                 await asyncio.sleep(0.001)
         error = await failure(channel)
         assert (error.lost, error.delivered) == (True, False)
+
+
+@pytest.mark.parametrize("done", [False, True])
+async def test_a_session_that_ends_before_its_episode_shows_it_before_anybody_asks(
+    done: bool,
+) -> None:
+    task = parse_task(task_json())
+    config = OpenEnvConfig(url="http://127.0.0.1:1")
+    async with channel_to(answering(OBSERVATION)) as channel:
+        start: dict[str, Any] = {"observation": {"n": 1}, "done": done}
+        backend: Any = None
+        instance = OpenEnvInstance(backend, config, channel, task, {}, start, "one")
+        assert instance.ended is None
+        await channel.request("reset", {}, timeout_s=5.0)
+        await until(lambda: not channel.open)
+        # One that is done has its rewards.
+        assert (instance.ended is None) == done
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from services.env_gateway.adapters.fake import FakeBackend
+from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
 from services.env_gateway.adaptive import AdaptiveLimit, Breaker, BreakerState
+from services.env_gateway.evidence import Observer, UsualTime
 from services.env_gateway.gates import Gate, NoPlaceError
 from services.env_gateway.gateway import Gateway
 from services.env_gateway.grading import Reason
@@ -36,7 +37,8 @@ async def call(
 
 def gate(*, limit: int = 2, open_s: float = 5.0) -> Gate:
     breaker = Breaker(window=4, error_rate=0.5, open_s=open_s)
-    return Gate(AdaptiveLimit(start=limit, ceiling=limit), breaker)
+    usual = UsualTime(at_least_s=1.0, at_most_s=1.0)
+    return Gate(AdaptiveLimit(start=limit, ceiling=limit), breaker, observer=Observer(usual))
 
 
 def now() -> float:
@@ -46,7 +48,7 @@ def now() -> float:
 async def fail(at: Gate, times: int) -> None:
     for _ in range(times):
         with pytest.raises(BackendError):
-            async with at.passing(now() + 1.0):
+            async with at.passing("run", now() + 1.0):
                 raise failure(delivered=None)
 
 
@@ -55,7 +57,7 @@ async def test_a_gate_lets_in_as_many_as_the_limit_in_order_of_arrival() -> None
     one = gate(limit=2)
 
     async def work(number: int) -> None:
-        async with one.passing(now() + 5.0):
+        async with one.passing("run", now() + 5.0):
             entered.append(number)
             assert one.in_flight <= 2
             await asyncio.sleep(0.001)
@@ -67,9 +69,9 @@ async def test_a_gate_lets_in_as_many_as_the_limit_in_order_of_arrival() -> None
 
 async def test_who_gives_up_at_a_gate_leaves_its_place_to_the_next() -> None:
     one = gate(limit=1)
-    async with one.passing(now() + 5.0):
+    async with one.passing("run", now() + 5.0):
         with pytest.raises(NoPlaceError):
-            async with one.passing(now() + 0.01):
+            async with one.passing("run", now() + 0.01):
                 raise AssertionError("there was no place")
         waiting = asyncio.create_task(_pass(one))
         given_up = asyncio.create_task(_pass(one))
@@ -81,7 +83,7 @@ async def test_who_gives_up_at_a_gate_leaves_its_place_to_the_next() -> None:
 
 
 async def _pass(at: Gate) -> None:
-    async with at.passing(now() + 5.0):
+    async with at.passing("run", now() + 5.0):
         await asyncio.sleep(0)
 
 
@@ -91,7 +93,7 @@ async def test_whoever_is_cancelled_when_no_place_is_lost(seed: int) -> None:
     one = gate(limit=3, open_s=0.002)
 
     async def work() -> None:
-        async with one.passing(now() + rng.random() * 0.01):
+        async with one.passing("run", now() + rng.random() * 0.01):
             await asyncio.sleep(rng.random() * 0.001)
             if rng.random() < 0.4:
                 raise failure(rng.choice(["http", "throttled", "timeout"]), delivered=None)
@@ -102,7 +104,7 @@ async def test_whoever_is_cancelled_when_no_place_is_lost(seed: int) -> None:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert (one.in_flight, one.waiting) == (0, 0)
-    async with one.passing(now() + 5.0):
+    async with one.passing("run", now() + 5.0):
         assert one.in_flight == 1
 
 
@@ -112,7 +114,7 @@ async def test_an_open_breaker_refuses_at_once_who_cannot_wait_for_it() -> None:
     assert one.breaker is BreakerState.OPEN
     started = now()
     with pytest.raises(BackendError) as caught:
-        async with one.passing(now() + 1.0):
+        async with one.passing("run", now() + 1.0):
             raise AssertionError("the breaker is open")
     assert now() - started < 0.5
     assert (caught.value.kind, caught.value.delivered) == ("unavailable", False)
@@ -126,7 +128,7 @@ async def test_a_breaker_lets_one_try_and_then_all_who_wait() -> None:
 
     async def work() -> None:
         nonlocal trying
-        async with one.passing(now() + 5.0):
+        async with one.passing("run", now() + 5.0):
             trying += 1
             together.append(trying)
             await asyncio.sleep(0.01)
@@ -270,3 +272,23 @@ async def test_waiting_to_be_created_does_not_use_up_the_time_to_open() -> None:
     async with running(backend, limits=creating, open_timeout_s=0.15) as gateway:
         sessions = await asyncio.gather(*(opened(gateway, open_spec(i)) for i in range(8)))
         assert all(session.failure is None for session in sessions)
+
+
+async def test_one_grade_does_not_wait_behind_another_runs_many() -> None:
+    grader = FakeGrader()
+    grader.delay_s = 0.02
+    limits = {"start_grading": 1, "max_grading": 1}
+    async with running(FakeBackend(), grader, limits=limits) as gateway:
+        many = [await opened(gateway, open_spec(i)) for i in range(30)]
+        one = await opened(gateway, open_spec(0, run_id="other", request_id="other"))
+        order: list[str] = []
+
+        async def graded(session: Session) -> None:
+            await gateway.grade(session, None, None, 30.0)
+            order.append(session.run_id)
+
+        waiting = [asyncio.create_task(graded(session)) for session in many]
+        await asyncio.sleep(0)
+        await asyncio.gather(graded(one), *waiting)
+        assert order.index("other") <= 3
+        assert len(grader.seen) == 31

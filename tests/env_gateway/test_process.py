@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import resource
 import signal
 import subprocess
 import sys
@@ -59,6 +60,19 @@ async def test_a_killed_gateway_leaves_nothing_running_once_it_is_started_again(
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
     assert await running(environments) == 0
+
+
+async def test_a_gateway_may_hold_more_connections_than_the_usual_limit_on_files(
+    environments: str, tmp_path: Path
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    try:
+        async with gateway_process(tmp_path, SECTION.format(url=environments)) as (process, _):
+            allowed = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)[0]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert allowed == min(hard, 65536) > 1024
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -7,6 +7,7 @@ the canary's, are computed from the weights that it was told to load.
 import asyncio
 import json
 import random
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -39,20 +40,27 @@ class SmallEngine(FakeEngine):
         self._weights: dict[str, Array] = {}
 
     async def generate(
-        self, token_ids: NDArray[np.int32], sampling: Sampling, max_tokens: int
+        self,
+        token_ids: NDArray[np.int32],
+        sampling: Sampling,
+        max_tokens: int,
+        timeout_s: float = inf,
     ) -> Completion:
         if self.death.done():
             raise EngineDead(self.death.result())
-        await asyncio.sleep(self._turn_s)
+        await asyncio.sleep(min(self._turn_s, timeout_s))
         policy, weights = self.policy, self._weights
         if policy is None:
             raise EngineError("no policy is loaded")
         text = self._turn(self._words.decode(token_ids.tolist()), sampling.seed)
         ids = [*self._words.encode(text), self._end]
-        kept = np.array(ids[:max_tokens], np.int32)
+        # It samples nothing before its whole turn is there.
+        timed_out = timeout_s < self._turn_s
+        kept = np.array([] if timed_out else ids[:max_tokens], np.int32)
         scores = token_logprobs(weights, np.concatenate([token_ids, kept]))
-        spans = (PolicySpan(policy, len(kept)),)
-        return Completion(kept, scores[-len(kept) :], spans, cut=len(ids) > max_tokens)
+        spans = (PolicySpan(policy, len(kept)),) if len(kept) else ()
+        logprobs = scores[len(scores) - len(kept) :]
+        return Completion(kept, logprobs, spans, cut=len(ids) > max_tokens, timed_out=timed_out)
 
     def _turn(self, text: str, seed: int) -> str:
         """The next call of the plan; a lazy half of the attempts says at once that it is done, and

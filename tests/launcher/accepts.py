@@ -2,10 +2,9 @@
 
 import json
 import sys
-from pathlib import Path
 
 if __name__ == "__main__":
-    spec = json.loads(Path(sys.argv[sys.argv.index("--config") + 1]).read_text())
-    refusal = spec.get("learner", {}).get("refuse")
+    assert sys.argv[sys.argv.index("--config") + 1] == "-", "a spec to check is on standard input"
+    refusal = json.load(sys.stdin).get("learner", {}).get("refuse")
     if refusal:
         sys.exit(f"error: learner.{refusal}")

@@ -4,11 +4,11 @@ import asyncio
 import os
 import signal
 import sys
-from typing import Any
 
 from services.common.config import Model
+from services.common.errors import ConfigError
 from services.common.main import Runtime, entry
-from services.common.membership import RegistryContract
+from services.common.membership import RegistryContract, Status
 
 
 class FakeConfig(Model):
@@ -17,7 +17,7 @@ class FakeConfig(Model):
     steps: int = 3
     step_s: float = 0.05
     mode: str = "train"
-    # `always` or `once`: exit with code 1 right after serving.
+    # `always` or `once`: exit with code 1 right after serving. `refuse`: with 2, before that.
     crash: str = ""
     deaf: bool = False
     # Start a process in a session of its own and leave it behind.
@@ -40,15 +40,18 @@ def run(service: str) -> None:
 async def serve(runtime: Runtime[FakeConfig]) -> None:
     config = runtime.config
     print(f"{config.message} from {runtime.worker_id}", file=sys.stderr, flush=True)
+    if config.crash == "refuse":
+        raise ConfigError("learner.tasks: it is not there")
     if config.litter:
         await asyncio.create_subprocess_exec("sleep", "300", start_new_session=True)
     if config.deaf:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    status = Status("serving", serving=True)
+    runtime.report(lambda: status)
     await runtime.announce("127.0.0.1:9")
-    runtime.set_status(phase="serving", serving=True)
     _crash(runtime)
     if runtime.service == "learner":
-        await _learn(runtime)
+        await _learn(runtime, status)
     else:
         await (asyncio.Event() if config.deaf else runtime.drain).wait()
 
@@ -65,15 +68,16 @@ def _crash(runtime: Runtime[FakeConfig]) -> None:
         os._exit(1)
 
 
-async def _learn(runtime: Runtime[FakeConfig]) -> None:
+async def _learn(runtime: Runtime[FakeConfig], status: Status) -> None:
     config, path = runtime.config, runtime.run_dir / "steps"
     step = int(path.read_text()) if path.exists() else 0
     total = step if config.mode == "eval" else config.steps
-    metrics: dict[str, Any] = {"reward/avg_pass_at_1": 0.5, "reward/booking/pass_at_1": 0.25}
+    figures = {"reward/avg_pass_at_1": 0.5, "reward/booking/pass_at_1": 0.25}
     while step < total and not runtime.drain.is_set():
         await asyncio.sleep(config.step_s)
         step += 1
         path.write_text(str(step))
-        runtime.set_status(phase="training", step=step, total_steps=total, metrics=metrics)
+        status.phase, status.step, status.total_steps = "training", step, total
+        status.metrics = figures
     if step >= total:
-        runtime.set_status(phase="done", step=step, total_steps=total)
+        status.phase, status.step, status.total_steps = "done", step, total

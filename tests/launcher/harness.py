@@ -61,10 +61,12 @@ class Served:
     registry: "RegistryServiceAsyncStub"
     address: str = ""
 
-    async def start(self, wish: dict[str, Any], **fields: Any) -> str:
+    async def start(
+        self, wish: dict[str, Any], *, timeout_s: float | None = None, **fields: Any
+    ) -> str:
         fields.setdefault("request_id", f"request-{time.monotonic_ns()}")
         request = run_service_pb2.StartRunRequest(spec_json=json.dumps(wish), **fields)
-        return (await self.runs.StartRun(request)).run_id
+        return (await self.runs.StartRun(request, timeout=timeout_s)).run_id
 
     async def get(self, run_id: str) -> run_service_pb2.Run:
         answer = await self.runs.GetRun(run_service_pb2.GetRunRequest(run_id=run_id))

@@ -185,8 +185,10 @@ class HesitantBackend(FakeBackend):
     def __init__(self) -> None:
         super().__init__()
         self.asked, self.says = asyncio.Event(), asyncio.Event()
+        self.offers = 0
 
     async def offer(self, launch: Launch) -> Offer:
+        self.offers += 1
         self.asked.set()
         await self.says.wait()
         return await super().offer(launch)

@@ -57,7 +57,7 @@ async def test_status_logs_scale_and_stop_ask_the_launcher_and_need_nothing_here
         assert (code, none in output) == (1, True), output
         async with laptop.submitted(path) as run_id:
             code, output = await laptop.run("status")
-            assert (code, "PASS@1" in output) == (0, False), output
+            assert (code, "TRAINING PASS@1" in output) == (0, True), output
             assert f"{run_id}  running  train" in output
             code, output = await laptop.run("status", run_id)
             assert code == 0, output
@@ -148,7 +148,7 @@ def test_what_is_no_copy_of_launcher_json_is_refused_and_not_shown(
     monkeypatch.setenv("FLOTILLA_LAUNCHER", '{"token": "a-secret"}')
     codes = (
         commands.status(None, tmp_path),
-        commands.logs("newest", "", tmp_path, follow=True, lines=1),
+        commands.logs("newest", "", tmp_path, follow=True, lines=1, as_json=False),
         commands.scale("newest", ["rollout=2"], tmp_path),
     )
     told = capsys.readouterr().out

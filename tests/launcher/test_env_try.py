@@ -14,6 +14,7 @@ import pytest
 
 from environments.oracle import plan
 from environments.tasks import make_task
+from services.launcher.adapters.gateway_process import GatewayError, gateway
 
 ROOT = Path(__file__).parents[2]
 SPEC = ROOT / "deploy/runs/local.toml"
@@ -66,6 +67,13 @@ def test_a_spec_that_is_wrong_is_shown_with_what_is_wrong(tasks: Path) -> None:
     assert "backend: " in done.stdout and "'embedded'" in done.stdout
 
 
+async def test_a_gateway_that_ends_without_a_word_is_told_by_its_code_in_one_line() -> None:
+    command = (sys.executable, "-c", "raise SystemExit(7)")
+    with pytest.raises(GatewayError, match="with code 7: it said nothing"):
+        async with gateway(SPEC, (), print, command=command):
+            pass
+
+
 def test_a_standard_input_that_is_closed_is_an_empty_one(tasks: Path) -> None:
     command = f"{sys.executable} -m services.launcher.cli env try {SPEC} {tasks}"
     done = subprocess.run(
@@ -77,6 +85,23 @@ def test_a_standard_input_that_is_closed_is_an_empty_one(tasks: Path) -> None:
         check=False,
     )
     assert (done.returncode, "reward   0\n" in done.stdout) == (0, True), done.stderr
+
+
+def test_a_server_that_is_stopped_is_named_within_seconds_with_the_fix(tmp_path: Path) -> None:
+    task = {"key": "price-potato", "prompt": "Find potato.", "env_id": "stock"}
+    path = tmp_path / "tasks.json"
+    path.write_text(json.dumps([task]))
+    began = time.monotonic()
+    done = run(
+        *(SPEC, path, "--env_gateway.backends.mcp={url = 'http://127.0.0.1:9/mcp'}"),
+    )
+    assert time.monotonic() - began < 40, "on a machine that does much else"
+    assert done.returncode == 1
+    said = "http://127.0.0.1:9/mcp cannot be reached: Connection refused"
+    assert "starting a gateway" in done.stdout
+    assert f"warming: connect: {said}, trying again" in done.stdout
+    assert f"the environment could not be had: connect: {said}; start the server" in done.stdout
+    assert "or correct env_gateway.backends.mcp.url" in done.stdout
 
 
 def running(folder: Path) -> list[str]:

@@ -18,10 +18,12 @@ from rich.console import Console
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1 import run_service_pb2_grpc
 from services.common import rpc
-from services.launcher.console import connection, follow, submit
+from services.launcher.console import connection, follow
 from services.launcher.console.connection import LauncherError
-from services.launcher.console.follow import Outcome, Wish, run_to_end
+from services.launcher.console.follow import Followed, Outcome, Wish, run_to_end
 from services.launcher.console.interrupts import Interrupts
+from services.launcher.console.views import PlainView
+from services.launcher.console.watch import stayed
 from tests.launcher.harness import REPOSITORY, TOKEN
 from tests.launcher.test_cli import write_spec
 
@@ -101,7 +103,7 @@ async def cli(secret: str, *arguments: str) -> AsyncGenerator[asyncio.subprocess
             await process.wait()
 
 
-async def test_a_submit_says_that_it_stops_and_a_second_ctrl_c_says_what_may_go_on(
+async def test_a_submit_that_is_left_asks_for_no_stop_and_says_what_goes_on(
     tmp_path: Path,
 ) -> None:
     double = Hanging("StartRun", "ListRuns")
@@ -109,14 +111,27 @@ async def test_a_submit_says_that_it_stops_and_a_second_ctrl_c_says_what_may_go_
     async with elsewhere(double) as secret, cli(secret, *command) as process:
         await asyncio.wait_for(double.until("WatchRun"), 60.0)
         process.send_signal(signal.SIGINT)
-        await asyncio.wait_for(double.until("StopRun"), 20.0)
-        await asyncio.sleep(0.5)
+        output, _ = await asyncio.wait_for(process.communicate(), 20.0)
+    assert "StopRun" not in double.asked
+    assert process.returncode == 130
+    assert "Run far-1 goes on.\n  flotilla watch far-1   follows it\n" in output.decode()
+    assert "  flotilla cancel mine   stops it\n" in output.decode()
+
+
+async def test_a_submit_that_is_left_before_it_knows_of_a_run_says_how_to_make_sure(
+    tmp_path: Path,
+) -> None:
+    double = Hanging("ListRuns")
+    command = ("submit", str(write_spec(tmp_path)), "--request-id", "mine")
+    async with elsewhere(double) as secret, cli(secret, *command) as process:
+        await asyncio.wait_for(double.until("StartRun"), 60.0)
         process.send_signal(signal.SIGINT)
         output, _ = await asyncio.wait_for(process.communicate(), 20.0)
-    assert double.asked["StopRun"].request_id == "mine"
     assert process.returncode == 130
-    assert "Stopping" in output.decode()
-    assert "the run may go on: flotilla cancel mine\n" in output.decode()
+    assert (
+        "known to have begun: flotilla cancel mine makes sure of it that it does not go on"
+        in output.decode()
+    )
 
 
 @pytest.mark.parametrize(
@@ -144,8 +159,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "PATIENCE_S", 1.0)
     monkeypatch.setattr(connection, "_ASK_S", 0.3)
     monkeypatch.setattr(connection, "_PAUSE_S", 0.1)
-    for module in (follow, submit):
-        monkeypatch.setattr(module, "_WATCH_S", 0.5)
+    monkeypatch.setattr(follow, "_WATCH_S", 0.5)
 
 
 def training(tmp_path: Path, interrupts: Interrupts) -> asyncio.Task[Outcome]:
@@ -178,7 +192,8 @@ async def test_a_submit_does_not_follow_a_launcher_that_is_gone_for_ever(tmp_pat
         async with rpc.channel(address, token=TOKEN) as channel:
             stub: Any = run_service_pb2_grpc.RunServiceStub(channel)
             asked = connection.Connection(tmp_path, stub, there, None)
-            following = asyncio.create_task(submit.follow(asked, "far-1"))
+            view = PlainView(Console(file=io.StringIO()))
+            following = asyncio.create_task(stayed(asked, Followed(0, "far-1"), view, Interrupts()))
             await asyncio.wait_for(double.until("WatchRun"), 20.0)
             # From here on it hangs in everything, as one that was cut off does.
             double.answers = ()

@@ -69,7 +69,7 @@ def test_a_ledger_of_the_first_version_is_read_and_goes_on(tmp_path: Path) -> No
     Store(path).close()
 
 
-@pytest.mark.parametrize(("version", "lacks"), [(2, ["setups", "price"]), (3, ["price"])])
+@pytest.mark.parametrize(("version", "lacks"), [(2, ["setups", "price"]), (3, ["price"]), (4, [])])
 def test_a_ledger_of_an_earlier_version_goes_on_with_what_it_has(
     tmp_path: Path, version: int, lacks: list[str]
 ) -> None:
@@ -80,15 +80,19 @@ def test_a_ledger_of_an_earlier_version_goes_on_with_what_it_has(
         store.begin(run, "{}", 1.0, {})
     books.write(store, run, run := run.put([Replica(LEARNER, 0, restarts=3)]), [], "started", [])
     store.close()
-    db = sqlite3.connect(path)
-    for column in lacks:
+    db = sqlite3.connect(path, isolation_level=None)
+    for column in ("metrics_address", *lacks):
         db.execute(f"ALTER TABLE replicas DROP COLUMN {column}")
+    for column in ("alarms_json", "step", "total_steps"):
+        db.execute(f"ALTER TABLE runs DROP COLUMN {column}")
+    db.execute("""UPDATE runs SET metrics_json = '{"loss": 1.5, "alarms/rule/all": 1.0}'""")
     db.execute(f"PRAGMA user_version = {version}")
     db.close()
     store = Store(path)
     stored = store.get("r")
     assert stored is not None
     assert stored.run == run
+    assert (stored.metrics, stored.alarms, stored.step) == ({"loss": 1.5}, (), 0)
     store.close()
 
 

@@ -3,7 +3,9 @@
 import signal
 from pathlib import Path
 
+import httpx
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from tests.launcher.harness import left_running, serving, spec
@@ -97,3 +99,43 @@ async def test_a_killed_learner_is_restarted_and_goes_on(tmp_path: Path) -> None
         run = await served.ended(run_id)
         assert run.state == pb.RUN_STATE_COMPLETED, run.error
         assert [r.restarts for r in run.replicas if r.service == "learner"] == [1]
+
+
+async def test_an_evaluation_leaves_the_figures_of_training_as_they_were(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        run_id = await served.start(spec(learner={"steps": 2}))
+        trained = await served.ended(run_id)
+        assert trained.metrics["reward/avg_pass_at_1"] == 0.5
+        again = pb.StartRunRequest(
+            request_id="again", resume_run_id=run_id, mode=pb.RUN_MODE_EVAL_ONLY
+        )
+        await served.runs.StartRun(again)
+        evaluated = await served.ended(run_id)
+        assert evaluated.mode == pb.RUN_MODE_EVAL_ONLY
+        assert dict(evaluated.metrics) == dict(trained.metrics)
+        assert (evaluated.step, evaluated.total_steps) == (2, 2)
+
+
+async def test_each_service_of_a_run_is_scraped_where_the_status_says(tmp_path: Path) -> None:
+    wish = spec(launcher={"metrics": True}, learner={"steps": 10**6}, rollout={"crash": "once"})
+    async with serving(tmp_path) as served, httpx.AsyncClient(trust_env=False) as http:
+        run_id = await served.start(wish)
+        run = await served.until(
+            run_id,
+            lambda r: (
+                any(p.restarts for p in r.replicas) and {p.state for p in r.replicas} == {"running"}
+            ),
+        )
+        addresses = {f"{each.service}": each.metrics_address for each in run.replicas}
+        assert len(set(addresses.values())) == 3
+        for service, address in addresses.items():
+            answer = await http.get(f"http://{address}/metrics")
+            families = text_string_to_metric_families(answer.text)
+            assert "flotilla_rpc_seconds" in {family.name for family in families}, service
+
+
+async def test_no_service_serves_metrics_unless_the_spec_says_so(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        run_id = await served.start(spec(learner={"steps": 10**6}))
+        run = await served.until(run_id, lambda r: {p.state for p in r.replicas} == {"running"})
+        assert {each.metrics_address for each in run.replicas} == {""}

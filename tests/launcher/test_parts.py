@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
+from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.launcher import address_file, logs
+from services.launcher import address_file, codec, logs
 from services.launcher.adapters.gpu_slots import GpuSlots
 from services.launcher.adapters.local import LocalBackend
 from services.launcher.console import report
@@ -21,6 +23,7 @@ from services.launcher.console.interrupts import Interrupts
 from services.launcher.console.prepare import PrepareError, run_all
 from services.launcher.console.views import PlainView, draw
 from services.launcher.ports import BackendError, Launch
+from services.launcher.progress import Alarm
 from services.launcher.registry import Member, ReplacedError, Roster
 from services.launcher.runs import Replica, ReplicaState, Run, RunState, Unit
 from services.launcher.store import PROGRESS_KEPT, Store
@@ -108,7 +111,8 @@ def test_the_file_of_a_dead_launcher_counts_for_nothing(tmp_path: Path) -> None:
 def test_the_ledger_gives_back_what_was_written_and_bounds_progress(tmp_path: Path) -> None:
     store = Store(tmp_path / "launcher.sqlite")
     unit = Unit("r/rollout-0#1", 42, 7.5)
-    replica = Replica("rollout", 0, ReplicaState.RUNNING, unit, "serving", "127.0.0.1:1", 2)
+    addresses = "127.0.0.1:1", "127.0.0.1:2"
+    replica = Replica("rollout", 0, ReplicaState.RUNNING, unit, "serving", *addresses, 2)
     run = Run("r", "demo", {"rollout": 1}, state=RunState.RUNNING)
     with store.transaction():
         store.begin(run, "{}", 1.0)
@@ -159,22 +163,36 @@ def test_a_plain_line_per_step_with_the_time_left() -> None:
         view.update(board)
     lines = console.export_text().splitlines()
     assert len(lines) == 3
-    assert lines[-1].startswith("step 3/50  training  pass@1 50.0%  (booking 25%)")
+    assert lines[-1].startswith("step 3/50  training  training pass@1 50.0%  (booking 25%)")
     assert lines[-1].endswith("3 min 8 s left")
 
 
 def test_alarms_that_are_raised_are_in_the_line_of_a_step() -> None:
     board, console = Board(), Console(record=True, width=200, file=io.StringIO())
-    event = progress(4, 100)
-    event.progress.metrics["alarms/signal_ratio/shop"] = 1.0
-    event.progress.metrics["alarms/skipped_update/all"] = 1.0
-    event.progress.metrics["alarms/raised"] = 2.0
-    board.take(event)
+    for scope, severity in (("shop", "notice"), ("desk", "warning"), ("all", "error")):
+        alarm = Alarm("a_rule", scope, severity, 3, "its cause", "a fix")
+        event = pb.WatchRunResponse(raised=codec.alarm(alarm))
+        line = board.take(event)
+        assert line.endswith("since step 3: its cause. a fix")
+    board.take(progress(4, 100))
     PlainView(console).update(board)
     console.print(draw(board))
-    text = console.export_text()
-    assert "ALARM: signal_ratio of shop, skipped_update" in text
-    assert "alarm: signal_ratio of shop, alarm: skipped_update" in text
+    step, *drawn = console.export_text().splitlines()
+    assert "ALARM: a_rule of desk, a_rule" in step and "shop" not in step
+    severest = [line.partition(",")[0] for line in drawn if "a_rule" in line]
+    assert severest == ["alarm: a_rule", "alarm: a_rule of desk", "notice: a_rule of shop"]
+    cleared = pb.WatchRunResponse(cleared=codec.alarm(Alarm("a_rule", "desk")))
+    assert board.take(cleared) == "over: a_rule of desk"
+    assert sorted(board.alarms) == ["a_rule", "a_rule of shop"]
+
+
+def test_what_a_learner_says_of_an_alarm_cannot_steer_a_terminal() -> None:
+    words = "\x1b]0;t\x07why" + "x" * 9_999
+    alarm = alarm_pb.Alarm(rule="r\x1b[2J", scope="a\nb", cause=words, fix="\x9b")
+    request = registry_pb.HeartbeatRequest(alarms=[alarm])
+    (told,) = codec.progress(request).alarms
+    assert (told.rule, told.scope, told.severity, told.fix) == ("r", "a b", "warning", "")
+    assert told.cause.startswith("whyxxx") and len(told.cause) == 1_000
 
 
 def test_durations_read_well() -> None:

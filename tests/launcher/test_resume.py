@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ import pytest
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common import rpc
 from services.launcher.adopt import adopted
+from services.learner.journal.mark import Mark
+from services.learner.journal.rows import accounts
+from services.learner.journal.store import open_journal, reading
 from tests.launcher.harness import serving, spec, start_cli
 
 
@@ -44,9 +48,10 @@ async def test_a_run_that_was_copied_from_another_machine_is_resumed_by_its_id(
     assert (tmp_path / "fake-elsewhere" / "steps").read_text() == "4"
 
 
-async def refusal(served: Any, run_id: str) -> str:
+async def refusal(served: Any, run_id: str, spec_json: str = "") -> str:
+    request = pb.StartRunRequest(request_id=run_id, resume_run_id=run_id, spec_json=spec_json)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await served.runs.StartRun(pb.StartRunRequest(request_id=run_id, resume_run_id=run_id))
+        await served.runs.StartRun(request)
     known = rpc.service_error(caught.value)
     assert known is not None
     return f"{known.reason}: {known.message}"
@@ -146,3 +151,25 @@ async def test_a_run_of_another_spec_is_not_resumed(tmp_path: Path) -> None:
     code, output = await run_cli("train", str(path), "--runs", str(runs), "--resume", "fake-1")
     assert code == 2
     assert "run fake-1 is of spec 'fake', not of 'other'" in output
+
+
+async def test_a_journal_that_lost_its_newest_commits_is_gone_on_with_when_the_user_says_so(
+    tmp_path: Path,
+) -> None:
+    run_dir = write_run(tmp_path / "runs" / "fake-1", learner={"steps": 3})
+    (run_dir / "journal.sqlite").unlink()
+    await open_journal(run_dir).close()
+    mark = Mark(run_dir / "journal.mark")
+    found = mark.read()
+    assert found is not None
+    mark.begin(replace(found, commits=9, acknowledged=4))
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps(spec(learner={"steps": 3})))
+    train = ("train", str(path), "--runs", str(tmp_path / "runs"), "--accept-loss")
+    code, output = await run_cli(*train)
+    assert (code, "it goes with --resume" in output) == (2, True)
+    code, output = await run_cli(*train, "--resume", "fake-1")
+    assert code == 0, output
+    assert "Run fake-1 goes on from step 0; lost with its disk: at least 4 attempts" in output
+    with reading(run_dir / "journal.sqlite") as db:
+        assert accounts(db) == {"lost_with_disk": 4, "acknowledged": 4}

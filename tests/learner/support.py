@@ -30,6 +30,7 @@ from services.common.fingerprint import TokenizerDigests
 from services.common.host import host_digest
 from services.common.runtime import Runtime
 from services.common.spec import SharedConfig
+from services.learner.adapters.alarms_file import AlarmFile
 from services.learner.adapters.fake import FakeRanks
 from services.learner.adapters.trackers_jsonl import JsonlTracker
 from services.learner.assemble import run_learner
@@ -113,7 +114,11 @@ async def learner(
     tracker = JsonlTracker(tmp_path / "run" / "metrics.jsonl")
     ranks = ranks or FakeRanks(tmp_path / "weights")
     vendors = Vendors(
-        ranks, tracker, tokenizer, weight_server=weight_server, store=store, export=export
+        *(ranks, tracker, tokenizer),
+        weight_server=weight_server,
+        store=store,
+        alarm_sinks=[AlarmFile(tmp_path / "run" / "alarms.jsonl")],
+        export=export,
     )
     task = asyncio.create_task(run_learner(runtime, vendors))
     try:
@@ -216,7 +221,9 @@ class FakeWorker:
         *,
         delay_s: float = 0.0,
         report_delay_s: float = 0.0,
+        channel: grpc.aio.Channel | None = None,
     ) -> None:
+        """`channel` in place of one to `address`; it is to carry `metadata`."""
         self.worker_id = worker_id
         self.incarnation = uuid4().hex
         self.policy = policy_pb2.PolicyId()
@@ -225,14 +232,18 @@ class FakeWorker:
         self.updates: list[policy_service_pb2.Update] = []
         self._delay_s = delay_s
         self._report_delay_s = report_delay_s
-        self.channel = rpc.channel(address, token=TOKEN, metadata=self._metadata)
+        self.channel = (
+            rpc.channel(address, token=TOKEN, metadata=self.metadata)
+            if channel is None
+            else channel
+        )
         groups = group_service_pb2_grpc.GroupServiceStub(self.channel)
         policies = policy_service_pb2_grpc.PolicyServiceStub(self.channel)
         self.groups = cast("GroupServiceAsyncStub", groups)
         self.policies = cast("PolicyServiceAsyncStub", policies)
         self.updated = asyncio.Event()
 
-    def _metadata(self) -> dict[str, str]:
+    def metadata(self) -> dict[str, str]:
         return {} if self.run_epoch is None else {"flotilla-run-epoch": str(self.run_epoch)}
 
     async def attach(self) -> None:

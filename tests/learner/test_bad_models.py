@@ -22,8 +22,8 @@ from services.learner.checkpoints.manifest import (
     parse_manifest,
 )
 from services.learner.checkpoints.tensor_files import TensorFileError, check_dtype, read_header
+from services.learner.journal.connection import JournalError
 from services.learner.journal.store import FILE_NAME, open_journal
-from services.learner.journal.writer import JournalError
 from tests.learner.checkpoints.remote_support import query
 
 CONFIG = {"model_type": "qwen3", "hidden_size": 8, "vocab_size": 64, "tie_word_embeddings": True}

@@ -15,8 +15,8 @@ from services.common.errors import ConfigError
 from services.learner.adapters.fake import FakeRanks
 from services.learner.adapters.trackers_jsonl import JsonlTracker
 from services.learner.assemble import run_learner
+from services.learner.journal.connection import JournalError
 from services.learner.journal.store import FILE_NAME
-from services.learner.journal.writer import JournalError
 from services.learner.vendors import Vendors
 from tests.learner.support import (
     TOKENIZER,

@@ -125,7 +125,9 @@ class FakeLearner(group_grpc.GroupServiceServicer, policy_grpc.PolicyServiceServ
             self.malformed -= 1
             raise refuse(grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_TRAJECTORY")
         self.submitted.append(Submitted(header, ids, scores, parts[-1].end.content_digest))
-        return group_pb.SubmitTrajectoryResponse()
+        # As the learner, which drops the whole group.
+        over = header.failure == trajectory_pb2.FAILURE_KIND_TEMPLATE_ERROR
+        return group_pb.SubmitTrajectoryResponse(group_complete=over)
 
     async def Attach(self, request: Any, context: Any) -> AsyncGenerator[policy_pb.AttachResponse]:
         self.attached.append(request)

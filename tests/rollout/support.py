@@ -102,7 +102,9 @@ class FakeEnvironment:
         lost: str = "",
         open_seconds: float = 0.0,
         tools: tuple[Tool, ...] = (TOOL,),
+        episode: type[FakeEpisode] = FakeEpisode,
     ) -> None:
+        self._episode = episode
         self._open_seconds = open_seconds
         self._tools = tools
         self.episodes: list[FakeEpisode] = []
@@ -115,7 +117,7 @@ class FakeEnvironment:
         if self._lost:
             raise EnvironmentLost(self._lost)
         await asyncio.sleep(self._open_seconds)
-        episode = FakeEpisode(self._answer, self._grade, self._tools)
+        episode = self._episode(self._answer, self._grade, self._tools)
         self.episodes.append(episode)
         try:
             yield episode

@@ -2,16 +2,22 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from services.common.config import parse
+from services.common.errors import ConfigError
+from services.rollout.adapters.fake import FakeEngine
+from services.rollout.config import RolloutConfig
 from services.rollout.episode import AttemptRunner
 from services.rollout.ports import EngineDead, EngineError, RequestAborted
 from services.rollout.transcript import PrefixBroken, Transcript
 from services.rollout.types import (
     Author,
+    Completion,
     FailureKind,
     Grade,
     StopReason,
@@ -22,7 +28,9 @@ from services.rollout.types import (
 from tests.rollout.support import (
     OK,
     POLICY,
+    TOOL,
     FakeEnvironment,
+    FakeEpisode,
     attempt,
     engine,
     limits,
@@ -32,6 +40,7 @@ from tests.rollout.support import (
     turns,
 )
 
+STRICT = replace(TOOL, parameters={**TOOL.parameters, "required": ["at"]})
 LOOK = '<tool_call>{"name": "look", "arguments": {"at": "it"}}</tool_call>'
 OTHER = '<tool_call>{"name": "look", "arguments": {"at": "user"}}</tool_call>'
 
@@ -76,6 +85,22 @@ async def test_several_calls_of_a_turn_are_executed_in_order() -> None:
     assert text(trajectory).count("<tool_response>") == 2
 
 
+async def test_what_the_prompt_promises_of_several_calls_is_what_happens() -> None:
+    environment = FakeEnvironment()
+    full = runner(environment, [LOOK + OTHER, "<done>"], profile="full")
+    trajectory = await full.run(attempt())
+    assert "Several calls in one response are executed in order." in text(trajectory)
+    assert len(environment.episodes[0].calls) == 2
+    assert text(trajectory).count("Tool result:") == 2
+
+
+def test_no_key_ends_a_turn_before_the_policy_does() -> None:
+    """A stop at `</tool_call>` cut thinking that names it, and let no second call be made."""
+    values = {"max_input_length": 1, "max_generate_length": 1}
+    with pytest.raises(ConfigError, match="stop_at_tool_call"):
+        parse(RolloutConfig, {**values, "stop_at_tool_call": True}, where="test")
+
+
 async def test_calls_beside_done_are_executed_before_the_end() -> None:
     environment = FakeEnvironment()
     trajectory = await runner(environment, [LOOK + "<done>"]).run(attempt())
@@ -92,6 +117,39 @@ async def test_malformed_calls_and_tool_errors_are_shown_and_counted() -> None:
     assert counts.tool_errors == {"tool_error": 2}
     assert '{"error": "not found"}' in text(trajectory)
     assert "not valid JSON" in text(trajectory)
+    assert (counts.tools, counts.malformed_turns) == (len(environment.episodes[0].info.tools), 1)
+    ((message, count),) = counts.parse_messages.items()
+    assert "not valid JSON" in message and count == 1
+
+
+async def test_tools_that_there_are_not_are_counted_by_name_in_bounds() -> None:
+    environment = FakeEnvironment(lambda *_: ToolResult(ToolOutcome.BAD_TOOL, ("unknown tool",)))
+    names = ["a", "a", *"bcdefghijk"]
+    calls = [f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>' for name in names]
+    texts = [*calls, "<done>"]
+    playing = runner(environment, texts, max_turns=20, max_input_length=9_999)
+    trajectory = await playing.run(attempt())
+    assert trajectory.counts.tool_errors == {"bad_tool": len(names)}
+    assert trajectory.counts.unknown_tools == {"a": 2, **dict.fromkeys("bcdefgh", 1)}
+
+
+async def test_the_policy_reads_that_its_arguments_stand_under_another_key() -> None:
+    environment = FakeEnvironment()
+    llama = '<tool_call>{"name": "look", "parameters": {"at": "it"}}</tool_call>'
+    trajectory = await runner(environment, [llama, "<done>"]).run(attempt())
+    assert environment.episodes[0].calls == []
+    assert trajectory.counts.parse_errors == 1
+    assert 'needs its arguments under \\"arguments\\", found \\"parameters\\"' in text(trajectory)
+
+
+async def test_a_call_without_arguments_is_executed_when_its_tool_requires_none() -> None:
+    bare = '<tool_call>{"name": "look"}</tool_call>'
+    free, strict = FakeEnvironment(), FakeEnvironment(tools=(STRICT,))
+    await runner(free, [bare, "<done>"]).run(attempt())
+    assert free.episodes[0].calls == [("look", "{}")]
+    trajectory = await runner(strict, [bare, "<done>"]).run(attempt())
+    assert strict.episodes[0].calls == []
+    assert 'tool call of \\"look\\" needs \\"arguments\\" with \\"at\\"' in text(trajectory)
 
 
 async def test_a_turn_without_a_call_is_told_so() -> None:
@@ -144,6 +202,62 @@ async def test_time_that_runs_out_in_a_turn_is_graded() -> None:
     assert trajectory.stop_reason is StopReason.TIMEOUT
     assert trajectory.graded
     assert environment.episodes[0].closed
+
+
+async def test_the_turn_that_time_cuts_is_kept_as_far_as_it_was_sampled() -> None:
+    environment = FakeEnvironment()
+    long = LOOK + "look at it " * 40
+    slow = runner(environment, [LOOK, long], seconds=0.5, attempt_timeout_s=0.9)
+    trajectory = await slow.run(attempt())
+    assert (trajectory.stop_reason, trajectory.graded) == (StopReason.TIMEOUT, True)
+    authors = [span.author for span in trajectory.spans]
+    assert authors == [Author.PROMPT, Author.POLICY, Author.ENVIRONMENT, Author.POLICY]
+    cut = trajectory.spans[-1]
+    whole = len(tokenizer().encode(long))
+    assert (cut.policy, cut.temperature) == (POLICY, 1.0)
+    assert len(tokenizer().encode(LOOK)) < cut.length < whole
+    assert len(trajectory.logprobs) == trajectory.spans[1].length + cut.length
+    assert (trajectory.counts.turns, len(trajectory.turns)) == (2, 2)
+    (episode,) = environment.episodes
+    assert len(episode.calls) == 1, "there is no time for the call that the cut turn made"
+    assert b"look at it" in episode.grades[0][1]
+
+
+async def test_a_turn_that_time_cuts_before_its_first_token_adds_nothing() -> None:
+    slow = runner(FakeEnvironment(), [LOOK], seconds=0.5, attempt_timeout_s=0.505)
+    trajectory = await slow.run(attempt())
+    assert trajectory.stop_reason is StopReason.TIMEOUT
+    assert [span.author for span in trajectory.spans][-1] is Author.ENVIRONMENT
+    assert (trajectory.counts.turns, len(trajectory.turns)) == (1, 1)
+
+
+async def test_an_engine_that_does_not_keep_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.rollout.episode.ENGINE_GRACE_S", 0.05)
+
+    class Hangs(FakeEngine):
+        async def generate(self, *_: Any, **__: Any) -> Completion:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    hangs = Hangs(tokenizer(), prompts().turn_end_id, policy=POLICY)
+    run = AttemptRunner(
+        hangs, FakeEnvironment(), tokenizer(), prompts(), limits(attempt_timeout_s=0.1)
+    )
+    trajectory = await asyncio.wait_for(run.run(attempt()), 2)
+    assert trajectory.failure is FailureKind.ABORTED
+
+
+async def test_time_that_runs_out_in_a_call_ends_it() -> None:
+    class Slow(FakeEpisode):
+        async def call(self, name: str, arguments_json: str, timeout_s: float) -> ToolResult:
+            await asyncio.sleep(9)
+            raise AssertionError
+
+    environment = FakeEnvironment(episode=Slow)
+    run = runner(environment, [LOOK], attempt_timeout_s=0.2)
+    trajectory = await asyncio.wait_for(run.run(attempt()), 2)
+    assert trajectory.stop_reason is StopReason.TIMEOUT
+    assert trajectory.spans[-1].author is Author.POLICY
 
 
 async def test_an_attempt_in_which_the_policy_wrote_nothing_does_not_count() -> None:

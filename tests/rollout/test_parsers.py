@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.rollout.parsers import ParseError, ToolCall, Turn, parse_turn
+from services.rollout.types import Tool
 
 TAGS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "<done>", "{", "}", '"', "[", "\\"]
 JSON_VALUES = st.recursive(
@@ -27,6 +28,10 @@ def call(name: str, arguments: object) -> str:
     return f"<tool_call>\n{body}\n</tool_call>"
 
 
+def tool(name: str, **schema: object) -> Tool:
+    return Tool(name, "", {"type": "object", **schema})
+
+
 def errors(turn: Turn) -> list[str]:
     return [item.message for item in turn.items if isinstance(item, ParseError)]
 
@@ -42,8 +47,6 @@ def test_any_text_gives_a_result(text: str, thinking: bool) -> None:
 @given(st.lists(st.tuples(NAMES, ARGUMENTS), max_size=4))
 def test_well_formed_calls_come_back_in_order(calls: list[tuple[str, dict[str, object]]]) -> None:
     text = "I do this.\n" + "\n".join(call(*each) for each in calls)
-    if "<think>" in text or "</think>" in text:
-        return
     found = [item for item in parse_turn(text).items if isinstance(item, ToolCall)]
     assert [(c.name, json.loads(c.arguments_json)) for c in found] == calls
 
@@ -68,6 +71,33 @@ def test_nothing_counts_when_the_thinking_is_never_closed(text: str, thinking: b
 
 def test_thinking_that_the_template_opened_ends_at_its_tag() -> None:
     assert parse_turn("so</think>yes<done>", thinking=True) == Turn((), True, "yes")
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+def test_thinking_whose_start_is_not_written_ends_at_its_tag(thinking: bool) -> None:
+    text = f"so {call('a', {})}<done></think>yes"
+    assert parse_turn(text, thinking=thinking) == Turn((), False, "yes")
+
+
+def test_the_thinking_ends_at_the_first_tag_that_closes_it() -> None:
+    text = f"<think>x</think>{call('a', {})} the tag </think> ends it <done>"
+    turn = parse_turn(text)
+    assert turn.items == (ToolCall("a", "{}"),)
+    assert turn.done
+
+
+def test_a_turn_may_think_again_between_its_calls() -> None:
+    text = f"<think>1</think>{call('a', {})}<think>2 {call('x', {})}</think>{call('b', {})}"
+    assert parse_turn(text).items == (ToolCall("a", "{}"), ToolCall("b", "{}"))
+
+
+@pytest.mark.parametrize("tag", ["<think>", "</think>", "<think>x</think>", "</think><think>"])
+@pytest.mark.parametrize(
+    ("before", "thinking"), [("", False), ("<think>why</think>", False), ("why</think>", True)]
+)
+def test_a_thinking_tag_in_an_argument_is_text(tag: str, before: str, thinking: bool) -> None:
+    turn = parse_turn(before + call("say", {"text": tag}) + "<done>", thinking=thinking)
+    assert turn == Turn((ToolCall("say", json.dumps({"text": tag})),), True, "")
 
 
 def test_done_inside_arguments_is_text() -> None:
@@ -131,6 +161,48 @@ def test_malformed_calls_become_errors_that_say_what_is_wrong(body: str, message
     (error,) = errors(parse_turn(f"<tool_call>{body}</tool_call>"))
     assert message in error
     assert len(error) < 200
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ('{"name": "a", "parameters": {"x": 1}}', '"parameters"'),
+        ('{"name": "a", "input": {"x": 1}, "args": []}', '"input", "args"'),
+        ('{"name": "a", "x": 1}', '"x"'),
+        ('{"name": "a", "arguments": {}, "parameters": {"x": 1}}', '"parameters"'),
+    ],
+)
+def test_arguments_under_another_key_are_an_error_that_names_it(body: str, found: str) -> None:
+    (error,) = errors(parse_turn(f"<tool_call>{body}</tool_call>", [tool("a")]))
+    assert '"arguments"' in error
+    assert f"found {found}" in error
+
+
+def test_arguments_under_two_keys_are_an_error() -> None:
+    body = '{"name": "a", "arguments": {"x": 1}, "params": {"x": 2}}'
+    (error,) = errors(parse_turn(f"<tool_call>{body}</tool_call>", [tool("a")]))
+    assert "twice" in error
+
+
+def test_what_stands_beside_the_arguments_is_ignored() -> None:
+    body = '{"id": "1", "name": "a", "arguments": {"x": 1}, "note": {"y": 2}}'
+    turn = parse_turn(f"<tool_call>{body}</tool_call>", [tool("a")])
+    assert turn.items == (ToolCall("a", '{"x": 1}'),)
+
+
+@pytest.mark.parametrize("body", ['{"name": "a"}', '{"name": "a", "id": "1", "type": "function"}'])
+def test_no_arguments_at_all_are_those_of_a_tool_that_requires_none(body: str) -> None:
+    text = f"<tool_call>{body}</tool_call>"
+    optional = {"properties": {"x": {"type": "string"}}}
+    for offered in ([tool("a")], [tool("a", **optional)], [tool("a", required=[])], []):
+        assert parse_turn(text, offered).items == (ToolCall("a", "{}"),)
+    (error,) = errors(parse_turn(text, [tool("b"), tool("a", required=["x", "y"])]))
+    assert error == 'tool call of "a" needs "arguments" with "x", "y"'
+
+
+def test_empty_arguments_are_the_gateways_to_judge() -> None:
+    turn = parse_turn(call("a", {}), [tool("a", required=["x"])])
+    assert turn.items == (ToolCall("a", "{}"),)
 
 
 def test_the_other_common_key_names_are_understood() -> None:

@@ -12,7 +12,7 @@ from services.common.spec import PolicyConfig
 from services.rollout.adapters.vllm import VllmEngine
 from services.rollout.adapters.vllm_options import Model
 from services.rollout.config import EngineConfig
-from services.rollout.types import Completion, PolicyId, Sampling
+from services.rollout.types import Completion, PolicyId, Publication, Sampling
 from tests.rollout.tiny_model import make_model, perturbed, publish, reference_logprobs
 
 pytestmark = [
@@ -62,6 +62,57 @@ def first_span_error(completion: Completion, models: list[Qwen3ForCausalLM]) -> 
     return float(np.abs(reference[len(PROMPT) - 1 :] - completion.logprobs[: span.length]).max())
 
 
+# Until a turn has begun and is cut: nobody knows how fast this machine is now.
+TIMES_S = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
+
+
+async def cut_at(
+    engine: VllmEngine, timeout_s: float, update: Publication | None = None
+) -> list[Completion]:
+    """What is sampled in so long by more requests than run at once, of those that are cut; the
+    weights change halfway."""
+    asking = [
+        asyncio.create_task(engine.generate(PROMPT, Sampling(1.0, seed), 900, timeout_s))
+        for seed in range(24)
+    ]
+    if update is not None:
+        await asyncio.sleep(timeout_s / 2)
+        await engine.load(update, Path(update.location))
+    ended = await asyncio.wait_for(asyncio.gather(*asking), timeout_s + 5)
+    assert all(each.timed_out for each in ended if not len(each.token_ids))
+    return [each for each in ended if each.timed_out and len(each.token_ids)]
+
+
+async def check_what_time_cuts(
+    engine: VllmEngine, models: list[Qwen3ForCausalLM], folder: Path, version: int
+) -> None:
+    """What vLLM gives back when it aborts is as good to train on as all else. `models` are those
+    of even and odd versions."""
+    model = models[version % 2]
+    for timeout_s in TIMES_S:
+        cut = await cut_at(engine, timeout_s)
+        for each in cut:
+            assert [(s.policy, s.length) for s in each.spans] == [
+                (engine.policy, len(each.token_ids))
+            ]
+            whole = np.concatenate([PROMPT, each.token_ids])
+            assert difference(reference_logprobs(model, whole), each) < TOLERANCE
+        if cut:
+            break
+    else:
+        raise AssertionError("no turn was cut")
+    for later, timeout_s in enumerate(TIMES_S, version + 1):
+        before, model = engine.policy, models[(later - 1) % 2]
+        assert before is not None
+        update = publish(models[later % 2], folder / "later.safetensors", later)
+        across = [c for c in await cut_at(engine, timeout_s, update) if len(c.spans) == 2]
+        for each in across:
+            check_switch(each, before, update.policy, model)
+        if across:
+            return
+    raise AssertionError("no turn was cut that two policies wrote")
+
+
 async def test_logprobs_follow_the_weights_through_updates(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     model = make_model(folder)
@@ -100,6 +151,10 @@ async def test_logprobs_follow_the_weights_through_updates(tmp_path: Path) -> No
         assert across, "no request was in flight while the weights changed"
         for completion in across:
             check_switch(completion, first.policy, second.policy, model)
+
+        await check_what_time_cuts(engine, [other, model], tmp_path, version=2)
+        fresh = await engine.generate(PROMPT, Sampling(1.0, seed=5), 48)
+        assert [span.policy for span in fresh.spans] == [engine.policy]
     finally:
         await engine.close()
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import grpc
@@ -22,7 +23,8 @@ from services.rollout.adapters.env_gateway import GatewayEnvironment
 from services.rollout.adapters.fake import FakeEngine
 from services.rollout.adapters.learner import GroupClient, RunEpoch, WorkerIdentity
 from services.rollout.episode import AttemptRunner
-from services.rollout.ports import LearnerRefused
+from services.rollout.ports import LearnerRefused, TemplateError
+from services.rollout.prompt import PromptBuilder
 from services.rollout.tasks import unless, until_first
 from services.rollout.types import AttemptKey, Completion, OpenRequest, PolicyId, Sampling
 from services.rollout.worker import Worker, WorkerOptions
@@ -51,6 +53,7 @@ class Setup:
     gateway: FakeGateway
     environment: GatewayEnvironment
     engine: FakeEngine
+    prompts: PromptBuilder
     worker: Worker
     drain: asyncio.Event
     settled: asyncio.Event
@@ -83,14 +86,17 @@ async def setup(
         environment = GatewayEnvironment(
             channel, run_id="run", worker_id="rollout-0", renew_interval_s=0.1
         )
-        attempts = AttemptRunner(fake, environment, tokenizer(), prompts(), limits(**changes))
+        builder = prompts()
+        attempts = AttemptRunner(fake, environment, tokenizer(), builder, limits(**changes))
         options = WorkerOptions(max_attempts, 0.1, 0.01, 5.0)
         client = GroupClient(channel, IDENTITY, RunEpoch())
         policy = lambda: fake.policy  # noqa: E731
         worker = Worker(client, attempts, policy, options, settled=settled.wait)
         running = asyncio.create_task(until_first(worker.run(drain), environment.keep_renewing()))
         try:
-            yield Setup(learner, gateway, environment, fake, worker, drain, settled, running)
+            yield Setup(
+                learner, gateway, environment, fake, builder, worker, drain, settled, running
+            )
         finally:
             drain.set()
             await asyncio.gather(running, return_exceptions=True)
@@ -168,6 +174,28 @@ async def test_tries_end_at_max_tries_and_the_lease_is_given_back() -> None:
         await until(lambda: it.learner.released)
         assert it.outcomes() == {(0, 0): "no_grade", (0, 1): "no_grade", (0, 2): "no_grade"}
         assert it.learner.released == ["l1"]
+
+
+async def test_a_template_error_is_handed_in_once_and_ends_its_whole_group() -> None:
+    async with setup(learner_with(lease("l1", 3), lease("l2", 1)), seconds=0.2) as it:
+        fails = iter([True])
+        encode = it.prompts.observation_ids
+
+        def observation_ids(*args: Any, **named: Any) -> list[int]:
+            if next(fails, False):
+                raise TemplateError("roles must alternate")
+            return encode(*args, **named)
+
+        it.prompts.observation_ids = observation_ids
+        await until(lambda: len(it.learner.submitted) == 2)
+        first, other = it.learner.submitted
+        assert first.header.failure == trajectory_pb2.FAILURE_KIND_TEMPLATE_ERROR
+        assert first.header.detail == "roles must alternate"
+        assert (other.header.lease_id, other.header.reward) == ("l2", 1.0)
+        assert it.worker.totals.lost_leases == 0
+        await until(lambda: it.worker.leases == 0)
+        assert "l1" not in it.learner.released
+        assert len(it.learner.submitted) == 2, "the others of its group are not played to their end"
 
 
 async def test_tool_errors_are_shown_to_the_policy() -> None:
@@ -380,12 +408,16 @@ async def test_a_fault_in_one_attempt_leaves_the_others_alone() -> None:
         faults = 1
 
         async def generate(
-            self, token_ids: NDArray[np.int32], sampling: Sampling, max_tokens: int
+            self,
+            token_ids: NDArray[np.int32],
+            sampling: Sampling,
+            max_tokens: int,
+            timeout_s: float = inf,
         ) -> Completion:
             if self.faults:
                 self.faults -= 1
                 raise ZeroDivisionError("a fault of ours")
-            return await super().generate(token_ids, sampling, max_tokens)
+            return await super().generate(token_ids, sampling, max_tokens, timeout_s)
 
     async with setup(learner_with(lease())) as it:
         it.engine.__class__ = Faulty

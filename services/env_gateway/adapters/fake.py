@@ -101,6 +101,7 @@ class FakeBackend:
         self.failures: dict[str, deque[Exception]] = {}
         self.delays: dict[str, float] = {}
         self.steps: Counter[str] = Counter()
+        self.apart = False
         self.hook: Hook | None = None
         self.tools: Sequence[Tool] = TOOLS
         self.snapshots = True

@@ -2,8 +2,13 @@
 whether the request may have been executed."""
 
 import json
+import math
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any, cast
 
 import aiohttp
@@ -14,6 +19,7 @@ MAX_BYTES = 64 * 2**20
 _ERROR_BYTES = 4000
 # A host that does not even take the connection was sent nothing, and is not waited for in vain.
 _CONNECT_S = 10.0
+_CONNECT_SHARE = 0.9
 # Envoy's 503 for a request that it had passed on, unless it says that it could not do so.
 _RESET = re.compile(r"reset reason: ")
 _NOT_PASSED_ON = re.compile(
@@ -71,10 +77,7 @@ async def send(
     Raises HttpError, and BackendError for whatever happens to the connection.
     """
     data = None if body is None else json.dumps(body).encode()
-    # 0 and less would be no limit at all.
-    timeout_s = max(0.001, timeout_s)
-    timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(timeout_s, _CONNECT_S))
-    try:
+    with _failures(url, timeout_s) as timeout:
         async with http.request(method, url, data=data, headers=headers, timeout=timeout) as answer:
             if answer.status >= 400:
                 raise HttpError(answer.status, await _told(answer), _retry_after(answer.headers))
@@ -82,19 +85,37 @@ async def send(
                 return await _read_sse(answer, message_id, max_bytes), answer.headers
             content = await _read(answer, max_bytes)
             return (json.loads(content) if content else None), answer.headers
+
+
+@contextmanager
+def _failures(url: str, timeout_s: float) -> Generator[aiohttp.ClientTimeout]:
+    """The limits of an exchange; raises BackendError for whatever happens to its connection."""
+    # 0 and less would be no limit at all.
+    timeout_s = max(0.001, timeout_s)
+    # Of a connection that comes too late it is certain that nothing was sent on it.
+    connect_s = min(timeout_s * _CONNECT_SHARE, _CONNECT_S)
+    try:
+        yield aiohttp.ClientTimeout(total=timeout_s, sock_connect=connect_s)
     except aiohttp.ConnectionTimeoutError as error:
-        raise BackendError("connect", str(error), delivered=False, unreachable=True) from error
+        # Who did not wait for long does not know that nobody is there.
+        waited = connect_s >= _CONNECT_S
+        kind = "connect" if waited else "timeout"
+        message = f"{url} takes no connection within {connect_s:.1f} s"
+        raise BackendError(kind, message, delivered=False, unreachable=waited) from error
     except TimeoutError:
         raise BackendError("timeout", f"no answer in {timeout_s:.1f} s", delivered=None) from None
     except aiohttp.ClientConnectorError as error:
-        raise BackendError("connect", str(error), delivered=False, unreachable=True) from error
+        number = error.os_error.errno or 0
+        # Names that are not known have numbers of their own, below 0.
+        why = os.strerror(number) if number > 0 else str(error.os_error)
+        message = f"{url} cannot be reached: {why}"
+        raise BackendError("connect", message, delivered=False, unreachable=True) from error
     except (aiohttp.ClientError, ConnectionError) as error:
         message = f"{type(error).__name__}: {error}"
         raise BackendError("connection", message, delivered=None, unreachable=True) from error
     except (ValueError, RecursionError) as error:
-        raise BackendError(
-            "protocol", f"the answer is not JSON: {error}", delivered=None
-        ) from error
+        message = f"the answer is not JSON: {error}"
+        raise BackendError("protocol", message, delivered=None) from error
 
 
 async def _told(answer: aiohttp.ClientResponse) -> str:
@@ -156,7 +177,12 @@ def _sse_line(line: bytes, data: list[bytes], message_id: int | None) -> dict[st
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    try:
-        return max(0.0, float(headers["Retry-After"]))
-    except (KeyError, ValueError):
-        return None
+    """Seconds, which a server may also tell as the moment when they are over."""
+    told = headers.get("Retry-After", "")
+    with suppress(ValueError):
+        seconds = float(told)
+        return max(0.0, seconds) if math.isfinite(seconds) else None
+    with suppress(ValueError):
+        moment = parsedate_to_datetime(told).replace(tzinfo=UTC)
+        return max(0.0, (moment - datetime.now(UTC)).total_seconds())
+    return None

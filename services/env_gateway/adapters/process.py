@@ -4,14 +4,15 @@ import asyncio
 import json
 import os
 import random
+import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Protocol
 
 from services.common.arguments import TOKEN_VARIABLE
+from services.common.interpreter import tied
 from services.common.log import get_logger
 from services.env_gateway.ports import BackendError
 from services.env_gateway.retry import Backoff
@@ -22,6 +23,8 @@ _BASE_S, _CAP_S = 0.2, 10.0
 _HEALTHY_S = 60.0
 _GRACE_S = 3.0
 _LINE_BYTES = 2**16
+# What is kept of a command's last words, told of them, and waited for.
+_WORDS_BYTES, _TOLD_CHARS, _WORDS_S = 2**14, 600, 1.0
 
 
 class Address(Protocol):
@@ -92,46 +95,93 @@ class SupervisedProcess:
         while True:
             started = loop.time()
             try:
-                await self._run_once()
+                why = await self._run_once()
             except OSError as error:
                 _LOG.exception("environment_server_not_started", error=str(error))
-            if self._url.done():
-                self._url = loop.create_future()
+                why = f"it cannot be started: {error}"
+            if not self._url.done():
+                # Whoever waits hears of it at once, and may wait for the next start.
+                message = f"{shown(self._command)} does not serve: {why}"
+                self._url.set_exception(BackendError("not_started", message, delivered=False))
+                self._url.exception()
+            self._url = loop.create_future()
             self.generation += 1
             if loop.time() - started > _HEALTHY_S:
                 backoff = Backoff(base_s=_BASE_S, cap_s=_CAP_S, rng=random.Random())
             await asyncio.sleep(backoff.next())
 
-    async def _run_once(self) -> None:
+    async def _run_once(self) -> str:
+        """Returns why it does not serve, or no more."""
         process = await spawn(self._command, self._environment)
-        self._process = process
+        self._process, words = process, LastWords(process)
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 self._url.set_result(await _announced(process))
             await _drain(process)
-            code = await process.wait()
-            _LOG.error("environment_server_ended", command=self._command[0], code=code)
-        except (TimeoutError, ValueError) as error:
-            _LOG.error("environment_server_not_serving", error=str(error) or "timeout")
+            why = await words.told()
+            _LOG.error("environment_server_ended", command=self._command[0], why=why)
+        except TimeoutError:
+            why = f'no line {{"url": ...}} from it within {self._start_timeout_s:g} s'
+            _LOG.error("environment_server_not_serving", error=why)
+        except ValueError as error:
+            why = f"{error}; {await words.told()}"
+            _LOG.error("environment_server_not_serving", error=why)
         finally:
             await asyncio.shield(end(process))
+            await words.close()
+        return why
+
+
+class LastWords:
+    """Passes on to our own standard error what a command writes to its, and keeps the end of it:
+    the reason for which it ended is nowhere else."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._kept = b""
+        self._reading = asyncio.create_task(self._read())
+
+    async def told(self) -> str:
+        """How a command that ends has ended, and what it said at last."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_WORDS_S):
+                await self._process.wait()
+                await asyncio.shield(self._reading)
+        code = self._process.returncode
+        ended = "it closed its output" if code is None else f"it ended with code {code}"
+        lines = [
+            line for line in self._kept.decode("utf-8", "replace").splitlines() if line.strip()
+        ]
+        return f"{ended} and said: {lines[-1].strip()[:_TOLD_CHARS]}" if lines else ended
+
+    async def close(self) -> None:
+        self._reading.cancel()
+        await asyncio.wait({self._reading})
+
+    async def _read(self) -> None:
+        assert self._process.stderr is not None
+        while piece := await self._process.stderr.read(_LINE_BYTES):
+            sys.stderr.write(piece.decode("utf-8", "replace"))
+            sys.stderr.flush()
+            self._kept = (self._kept + piece)[-_WORDS_BYTES:]
+
+
+def shown(command: Sequence[str]) -> str:
+    """A command as it is told to people."""
+    return shlex.join(command)
 
 
 async def spawn(
     command: Sequence[str], environment: Mapping[str, str], *, limit: int = _LINE_BYTES
 ) -> asyncio.subprocess.Process:
-    """Start a command that speaks by lines of at most `limit` bytes and cannot outlive us.
-
-    Raises OSError.
+    """Start a command that speaks by lines of at most `limit` bytes and cannot outlive us. Its
+    standard error is a pipe: somebody has to read it, as LastWords does. Raises OSError.
     """
-    child = Path(__file__).with_name("child.py")
     return await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(child),
-        str(os.getpid()),
-        *command,
+        *tied(signal.SIGKILL, *command),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
         limit=limit,
         env=environment,

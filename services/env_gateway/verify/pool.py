@@ -1,15 +1,19 @@
 """Runs verifiers in processes that were started ahead, each killed if its verifier hangs."""
 
 import asyncio
+import hashlib
+import math
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from services.common.log import get_logger
+from services.env_gateway.adaptive import FixedLimit
+from services.env_gateway.fair import WeightOf, equally
+from services.env_gateway.gates import Gate
 from services.env_gateway.ports import Execution, Verification
 from services.env_gateway.verify import sandbox
 from services.env_gateway.verify.process import (
-    InstanceError,
     StartError,
     WorkerDiedError,
     WorkerProcess,
@@ -24,8 +28,9 @@ _JOBS_PER_WORKER = 500
 _CPU_MARGIN_S = 2
 _REFUSED = (
     "a verifier that is not listed by its SHA-256 runs only in a sandbox, and {why}. Install "
-    "bubblewrap (apt-get install bubblewrap) where that is the reason, or set "
-    "env_gateway.verifiers.unsafe_local_verifiers = true to run it with all rights of this process"
+    "bubblewrap (apt-get install bubblewrap) where that is the reason, or list it in the file "
+    "env_gateway.verifiers.digests, or set env_gateway.verifiers.unsafe_local_verifiers = true to "
+    "run any with all rights of this process"
 )
 
 
@@ -75,20 +80,26 @@ class Spares:
 
 
 class VerifierPool:
-    """A Grader over `size` processes at once; grades wait for a free place, in order of arrival.
+    """A Grader over `size` processes at once, of which runs get fair shares by weight.
 
     Trusted verifiers share plain processes. Each other one gets a process in a sandbox for itself,
     which ends with it; with `unsafe`, a plain process where there can be no sandbox.
     """
 
     def __init__(
-        self, *, size: int, memory_bytes: int, cpu_s: float = 30.0, unsafe: bool = False
+        self,
+        *,
+        size: int,
+        memory_bytes: int,
+        cpu_s: float = 30.0,
+        unsafe: bool = False,
+        weight_of: WeightOf = equally,
     ) -> None:
         self._size = size
         self._plain = sandbox.plain(memory_bytes)
         self._unsafe = unsafe
         self._sandbox = Sandbox.find(memory_bytes=memory_bytes, cpu_s=int(cpu_s) + _CPU_MARGIN_S)
-        self._free = asyncio.Semaphore(size)
+        self._places = Gate(FixedLimit(size), weight_of=weight_of)
         self._idle: deque[WorkerProcess] = deque()
         self._running: set[WorkerProcess] = set()
         self._spares = Spares(self._start_untrusted, size)
@@ -99,12 +110,14 @@ class VerifierPool:
         self._idle.extend(started)
 
     async def execute(self, verification: Verification, *, timeout_s: float) -> Execution:
-        async with self._free:
+        async with self._places.passing(verification.run_id, math.inf):
             try:
                 worker = await self._take(trusted=verification.trusted)
             except StartError as error:
                 _LOG.warning("verifier_not_run", error=str(error))
-                return Execution(error=str(error), retryable=verification.trusted)
+                digest = hashlib.sha256(verification.source.encode()).hexdigest()
+                told = str(error) if verification.trusted else f"{error} (its SHA-256 is {digest})"
+                return Execution(error=told, retryable=verification.trusted, ran=False)
             self._running.add(worker)
             try:
                 return await _run(worker, verification, timeout_s)
@@ -153,8 +166,6 @@ async def _run(worker: WorkerProcess, verification: Verification, timeout_s: flo
         return Execution(result=done.result, stdout=done.stdout, error=done.error)
     except TimeoutError:
         return Execution(error=f"the verifier did not end within {timeout_s:.1f} s", timed_out=True)
-    except InstanceError as error:
-        return Execution(error=str(error), instance_lost=error.lost, retryable=not error.lost)
     except WorkerDiedError as error:
         _LOG.warning("verifier_process_died", error=str(error))
         return Execution(error=str(error), retryable=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.common.log import get_logger
-from services.env_gateway.ports import BackendError, QueryError, Text, Verification
+from services.env_gateway.ports import QueryError, Text, Verification
 from services.env_gateway.verify.protocol import (
     LINE_BYTES,
     Budget,
@@ -38,14 +38,6 @@ class StartError(Exception):
 
 class WorkerDiedError(Exception):
     """The process ended before the verifier did."""
-
-
-class InstanceError(Exception):
-    """The environment failed while a verifier asked it; not the verifier's fault."""
-
-    def __init__(self, error: BackendError) -> None:
-        super().__init__(str(error))
-        self.lost = error.lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +100,8 @@ class WorkerProcess:
         return self._process.returncode is None
 
     async def run(self, verification: Verification) -> Done:
-        """Serve one verifier's questions until it is done. Raises WorkerDiedError, ProtocolError
-        and InstanceError."""
+        """Serve one verifier's questions until it is done. Raises WorkerDiedError, ProtocolError,
+        and BackendError when the environment fails to answer: not the verifier's fault."""
         self.jobs += 1
         self.busy = True
         await self._send(
@@ -125,10 +117,7 @@ class WorkerProcess:
             if isinstance(message, Done):
                 self.busy = False
                 return message
-            try:
-                await self._send(await answers.to(message))
-            except BackendError as error:
-                raise InstanceError(error) from error
+            await self._send(await answers.to(message))
 
     async def kill(self) -> None:
         """Returns when the process is gone, and with it every other that holds its output."""

@@ -1,25 +1,21 @@
 """A gateway of our own for a while, in a process of its own, and episodes at it."""
 
 import asyncio
-import ctypes
 import json
 import os
 import secrets
 import signal
-import sys
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from services.common.arguments import TOKEN_VARIABLE
+from services.common.interpreter import python, tied
 
 _START_S = 60.0
 # Draining, and closing what is open.
 _END_S = 60.0
-_PR_SET_PDEATHSIG = 1
-# Loaded here, for between fork and exec nothing should be.
-_LIBC = ctypes.CDLL(None)
 
 
 class GatewayError(Exception):
@@ -32,28 +28,28 @@ async def gateway(
     overrides: Sequence[str],
     said: Callable[[str], None],
     *,
-    command: Sequence[str] = (sys.executable, "-m", "services.env_gateway"),
+    command: Sequence[str] = python("-m", "services.env_gateway"),
     environ: Mapping[str, str] = os.environ,
 ) -> AsyncGenerator[tuple[str, str]]:
     """Its address and token. `said` gets each line that it logs. Raises GatewayError."""
     token = secrets.token_urlsafe(32)
     with tempfile.TemporaryDirectory() as folder:
         process = await asyncio.create_subprocess_exec(
-            *(*command, "--config", str(spec)),
+            # Killed, we have it drain and close its episode.
+            *tied(signal.SIGTERM, *command, "--config", str(spec)),
             # Whoever could end the episode before a drain is this process.
             *("--run-dir", folder, "--env_gateway.drain_s=1", *overrides),
             stdin=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             # Ctrl-C is for this process, which closes the episode before it ends the gateway.
             start_new_session=True,
-            preexec_fn=_end_with_parent,
             env={**environ, TOKEN_VARIABLE: token},
         )
         assert process.stderr is not None
         reading: asyncio.Task[None] | None = None
         try:
             async with asyncio.timeout(_START_S):
-                address = await _address(process.stderr)
+                address = await _address(process)
             reading = asyncio.create_task(_drain(process.stderr, said))
             yield address, token
         except TimeoutError:
@@ -78,22 +74,19 @@ async def _ended(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
-def _end_with_parent() -> None:
-    """Runs in the child: it is told to end when this process does, be it killed."""
-    if sys.platform == "linux":
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-async def _address(stderr: asyncio.StreamReader) -> str:
+async def _address(process: asyncio.subprocess.Process) -> str:
     """Where the gateway says that it serves. Raises GatewayError with what it said instead."""
     said: list[str] = []
-    while line := (await stderr.readline()).decode("utf-8", "replace"):
+    assert process.stderr is not None
+    while line := (await process.stderr.readline()).decode("utf-8", "replace"):
         said.append(line.rstrip())
         with suppress(ValueError):
             message = json.loads(line)
             if message.get("event") == "serving" and "address" in message:
                 return message["address"]
-    raise GatewayError("the gateway ended without serving:\n" + "\n".join(said[-20:]))
+    code = await process.wait()
+    words = "\n" + "\n".join(said[-20:]) if said else " it said nothing"
+    raise GatewayError(f"the gateway ended without serving, with code {code}:{words}")
 
 
 async def _drain(stderr: asyncio.StreamReader, said: Callable[[str], None]) -> None:

@@ -1,10 +1,10 @@
-"""One canary episode of each environment, through a gateway of its own: which tools there are."""
+"""One episode of each environment, opened and graded, through a gateway of our own."""
 
 import asyncio
 import json
 import tempfile
-import uuid
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,43 +14,64 @@ import grpc.aio
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
 from services.common import rpc
+from services.common.interpreter import python
 from services.launcher.adapters.gateway_process import GatewayError, gateway
-from services.launcher.doctor.dataset import (
-    FLEET_OPENENV,
-    ChooseError,
-    TaskFileError,
-    chosen,
-    comes_later,
-    env_key_of,
-    read_tasks,
-    those_of,
+from services.launcher.adapters.trial import (
+    NotOpenedError,
+    is_slow,
+    mend,
+    no_grade_name,
+    opened,
+    opening,
 )
+from services.launcher.doctor.canaries import Canary, canaries
+from services.launcher.doctor.dataset import FLEET_OPENENV
+from services.launcher.doctor.played import Played, key_of_episode, now
 from services.launcher.doctor.ports import used_backends
-from services.launcher.doctor.results import (
-    Finding,
-    NotApplicableError,
-    fail,
-    first_line,
-    ok,
-)
+from services.launcher.doctor.results import Finding, Status, fail, first_line, ok, warn
 from services.launcher.doctor.subject import Subject
-from services.launcher.runs import GATEWAY, LEARNER
+from services.launcher.runs import GATEWAY
 
-_OPEN_S = 120.0
 _CALL_S = 30.0
+# Beyond the time that one run of a verifier may take.
+_GRADE_MARGIN_S = 5.0
 _CLOSED_S = 10.0
-_AT_ONCE = 4
+_AT_ONCE = 8
 # What the gateway imports besides what the launcher does.
 _PACKAGES = ("aiohttp", "PIL")
 # Episodes that have no tools: what the policy answers to the prompt is graded.
 _SINGLE_TURN = "single_turn"
-_BACKEND = "correct env_gateway.backends or the task; `flotilla env try` shows more"
+# Reasons that no other attempt would change. Others may be a matter of what was done.
+_NEVER = (
+    pb.NO_GRADE_REASON_NO_VERIFIER,
+    pb.NO_GRADE_REASON_INSTANCE_LOST,
+    pb.NO_GRADE_REASON_TIMEOUT,
+)
 
 
-async def tools(subject: Subject) -> list[Finding]:
-    subject.section(GATEWAY)
-    tasks = await _canaries(subject)
-    command = (_interpreter(subject), "-m", "services.env_gateway")
+async def episodes(subject: Subject) -> list[Finding]:
+    found, findings = await canaries(subject)
+    played, keys = Played(subject.folder), {}
+    due: list[Canary] = []
+    for canary in found:
+        key = keys[canary.env_key] = key_of_episode(subject, canary)
+        at = played.at(key, now()) if key else None
+        if at is None:
+            due.append(canary)
+        else:
+            day = time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+            findings.append(ok(f"{canary.env_key}: graded {day}, and nothing has changed since"))
+    if not due:
+        return findings
+    by_env = await _played(subject, due)
+    good = [env for env, finding in by_env.items() if finding.status is Status.OK]
+    played.note([key for env in good if (key := keys.get(env))], now())
+    return [*findings, *by_env.values()]
+
+
+async def _played(subject: Subject, due: Sequence[Canary]) -> dict[str, Finding]:
+    """By environment what came of its episode; "" is what concerns all of them."""
+    command = python("-m", "services.env_gateway", executable=_interpreter(subject))
     lines: list[str] = []
     with tempfile.TemporaryDirectory(prefix="flotilla-doctor-") as folder:
         spec = Path(folder) / "spec.json"
@@ -59,9 +80,9 @@ async def tools(subject: Subject) -> list[Finding]:
             async with gateway(
                 spec, (), lines.append, command=command, environ=subject.environ
             ) as (address, token):
-                return await _all(address, token, tasks)
+                return await _all(address, token, subject.section(GATEWAY), due)
         except GatewayError as error:
-            return [fail(_short(str(error)), "correct [env_gateway], or install what it lacks")]
+            return {"": fail(_short(str(error)), "correct [env_gateway], or install what it lacks")}
 
 
 def _interpreter(subject: Subject) -> str:
@@ -74,66 +95,48 @@ def _interpreter(subject: Subject) -> str:
     return subject.interpreter(*_PACKAGES)
 
 
-async def _canaries(subject: Subject) -> dict[str, Mapping[str, Any]]:
-    """Of the training tasks that the run uses, the first of each environment: an instance costs
-    money, and so none is made of an environment that the run leaves alone."""
-    section = subject.section(LEARNER)
-    path = section["tasks"]
-    if later := comes_later(subject, path):
-        raise NotApplicableError(later)
-    try:
-        tasks = await asyncio.to_thread(read_tasks, Path(path))
-        keys, wrong = (await chosen(subject, section, [path]))[path]
-    except (TaskFileError, ChooseError) as error:
-        raise NotApplicableError(f"there is no task to open: {error}") from error
-    if wrong:
-        raise NotApplicableError(f"there is no task to open: {wrong}")
-    found: dict[str, Mapping[str, Any]] = {}
-    for task in those_of(tasks, keys):
-        found.setdefault(env_key_of(task), task)
-    return found
-
-
-async def _all(address: str, token: str, tasks: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
+async def _all(
+    address: str, token: str, section: Mapping[str, Any], due: Sequence[Canary]
+) -> dict[str, Finding]:
     turn = asyncio.Semaphore(_AT_ONCE)
     async with rpc.channel(address, token=token) as channel:
         stub: Any = EpisodeServiceStub(channel)
 
-        async def one(env_key: str, task: Mapping[str, Any]) -> Finding:
+        async def one(canary: Canary) -> Finding:
             async with turn:
-                return await _canary(stub, env_key, task)
+                return await _play(stub, section, canary)
 
-        findings = await asyncio.gather(*(one(*item) for item in sorted(tasks.items())))
-        return [*findings, *await _leaks(stub)]
+        findings = await asyncio.gather(*map(one, due))
+        by_env = {canary.env_key: told for canary, told in zip(due, findings, strict=True)}
+        return {**by_env, **await _leaks(stub)}
 
 
-async def _canary(stub: Any, env_key: str, task: Mapping[str, Any]) -> Finding:
-    request = pb.OpenEpisodeRequest(
-        request_id=uuid.uuid4().hex,
-        run_id="doctor",
-        group_id=f"doctor-{env_key}",
-        opening=1,
-        task_json=json.dumps(task),
-        worker_id="flotilla-doctor",
-    )
-    last = pb.OpenEpisodeResponse()
+async def _play(stub: Any, section: Mapping[str, Any], canary: Canary) -> Finding:
+    """Open, grade and close: a policy that does nothing."""
+    env_key, where = canary.env_key, f"env_gateway.backends.{canary.backend}"
+    slow, limit_s = is_slow(section, env_key), float(section["open_timeout_s"])
+    request = opening(canary.task, "doctor")
     try:
-        async for state in stub.OpenEpisode(request, timeout=_OPEN_S):
-            last = state
-        if last.state != pb.EPISODE_STATE_READY:
-            return fail(f"{env_key} cannot be opened: {_short(last.detail)}", _BACKEND)
-        return _judged(env_key, task, last.ready)
+        last = await opened(stub, request, limit_s=limit_s, slow=slow)
+    except NotOpenedError as error:
+        said = _short(str(error))
+        return fail(f"{env_key} cannot be opened: {said}", mend(said, where))
+    try:
+        finding = _offered(env_key, canary.task, last.ready)
+        if finding.status is not Status.OK:
+            return finding
+        grade_s = float(section["verifiers"]["timeout_s"]) + _GRADE_MARGIN_S
+        return _judged(env_key, finding, await _grade(stub, last, grade_s))
     except grpc.aio.AioRpcError as error:
         known = rpc.service_error(error)
         said = known.message if known else f"{error.code().name}: {error.details()}"
-        return fail(f"{env_key} cannot be opened: {_short(said)}", _BACKEND)
+        return fail(f"{env_key} cannot be graded: {_short(said)}", mend(said, where))
     finally:
-        if last.episode_id:
-            closing = pb.CloseEpisodeRequest(episode_id=last.episode_id)
-            await stub.CloseEpisode(closing, timeout=_CALL_S)
+        closing = pb.CloseEpisodeRequest(episode_id=last.episode_id)
+        await stub.CloseEpisode(closing, timeout=_CALL_S)
 
 
-def _judged(env_key: str, task: Mapping[str, Any], ready: pb.EpisodeReady) -> Finding:
+def _offered(env_key: str, task: Mapping[str, Any], ready: pb.EpisodeReady) -> Finding:
     names = sorted(tool.name for tool in ready.tools)
     if not names and task.get("task_modality") != _SINGLE_TURN:
         fix = "see whether the environment's MCP server is up, or correct task_modality"
@@ -142,20 +145,54 @@ def _judged(env_key: str, task: Mapping[str, Any], ready: pb.EpisodeReady) -> Fi
     return ok(f"{env_key}: {len(names)} tools ({shown})" if names else f"{env_key}: single turn")
 
 
-async def _leaks(stub: Any) -> list[Finding]:
+async def _grade(stub: Any, last: pb.OpenEpisodeResponse, limit_s: float) -> pb.GradeResponse:
+    header = pb.GradeHeader(
+        episode_id=last.episode_id, final_answer="", deadline=rpc.duration(limit_s)
+    )
+    said = [
+        {"role": "user", "content": last.ready.facts.prompt},
+        {"role": "assistant", "content": ""},
+    ]
+    lines = "".join(json.dumps(message) + "\n" for message in said)
+    requests = [
+        pb.GradeRequest(header=header),
+        pb.GradeRequest(transcript_chunk=lines.encode()),
+    ]
+    return await stub.Grade(iter(requests), timeout=limit_s + _GRADE_MARGIN_S)
+
+
+def _judged(env_key: str, offered: Finding, grade: pb.GradeResponse) -> Finding:
+    if grade.HasField("reward"):
+        return ok(f"{offered.detail}, doing nothing earns {grade.reward:g}")
+    reason, detail = grade.no_grade.reason, grade.no_grade.detail
+    what = f"{env_key}: no grade ({no_grade_name(grade)}): {_short(detail)}"
+    if reason == pb.NO_GRADE_REASON_NO_VERIFIER:
+        fix = (
+            "correct its tasks' env_id, or give them verifier_func, "
+            f"or set env_gateway.environments.{env_key}.verifier"
+        )
+        return fail(what, fix)
+    if reason in _NEVER or not grade.attempts:
+        return fail(what, "`flotilla env try` repeats it by hand")
+    fix = "have it return 0 there, if only attempts that did something can be graded"
+    return warn(f"{what}; so it goes for an attempt that does nothing", fix)
+
+
+async def _leaks(stub: Any) -> dict[str, Finding]:
     """Whether every instance that was made is closed again."""
     until = asyncio.get_running_loop().time() + _CLOSED_S
     while True:
         status: pb.GetStatusResponse = await stub.GetStatus(pb.GetStatusRequest(), timeout=_CALL_S)
         left = status.instances_created - status.instances_closed
         if not left and not status.delete_backlog:
-            return []
+            return {}
         if asyncio.get_running_loop().time() > until:
-            return [fail(f"{left} canary instances may not be closed", "end them at the backend")]
+            what = f"{left} instances of these episodes may not be closed"
+            return {"": fail(what, "end them at the backend")}
         await asyncio.sleep(0.1)
 
 
 def _short(text: str) -> str:
     """The last line that says something: a gateway's log ends with what ended it."""
     lines = [line for line in text.splitlines() if line.strip()]
-    return first_line(lines[-1] if lines else text, 500)
+    return first_line(lines[-1] if lines else text, 800)

@@ -131,7 +131,7 @@ async def _data(
     what = f"Fleet lists no task of {env_key}@{data_version}"
     if known:
         return [fail(f"{what}, but of {', '.join(known)}", "correct data_version in the task file")]
-    return [warn(what, "see what the probe `tools` says, which opens one")]
+    return [warn(what, "see what the probe `episodes` says, which opens one")]
 
 
 async def wandb(subject: Subject) -> list[Finding]:

@@ -26,6 +26,7 @@ _SIGNS = {
     Kind.STOPPED: "⚠️",
     Kind.BUDGET: "💰",
     Kind.ALARM: "⚠️",
+    Kind.NOTICE: "💡",
     Kind.LEAK_SUSPECTED: "🚨",
 }
 _PASSING = {"internal_error", "fatal_error", "service_unavailable", "request_timeout"}

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
 from flotilla.launcher.v1 import run_service_pb2 as pb
 
 # Steps over which the time of a step is averaged.
@@ -24,6 +25,8 @@ class Board:
     step: int = 0
     total_steps: int = 0
     metrics: dict[str, float] = field(default_factory=dict[str, float])
+    # Those that are raised, by name.
+    alarms: dict[str, alarm_pb.Alarm] = field(default_factory=dict[str, alarm_pb.Alarm])
     _stamps: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_RECENT + 1))
 
     def take(self, event: pb.WatchRunResponse) -> str:
@@ -42,6 +45,12 @@ class Board:
             case "progress":
                 self._progress(event.progress, event.time.seconds + event.time.nanos / 1e9)
                 return ""
+            case "raised":
+                self.alarms[alarm_name(event.raised)] = event.raised
+                return alarm_text(event.raised)
+            case "cleared":
+                self.alarms.pop(alarm_name(event.cleared), None)
+                return f"over: {alarm_name(event.cleared)}"
             case _:
                 return event.message
 
@@ -92,11 +101,15 @@ def by_env(metrics: Mapping[str, float], prefix: str) -> dict[str, float]:
     return found
 
 
-def raised(metrics: Mapping[str, float]) -> list[str]:
-    """The alarms that are raised, out of `alarms/{rule}/{scope}`."""
-    parts = [name.split("/") for name in sorted(metrics)]
-    found = [part[1:] for part in parts if part[0] == "alarms" and len(part) == 3]
-    return [rule if scope == "all" else f"{rule} of {scope}" for rule, scope in found]
+def alarm_name(alarm: alarm_pb.Alarm) -> str:
+    return alarm.rule if alarm.scope == "all" else f"{alarm.rule} of {alarm.scope}"
+
+
+def alarm_text(alarm: alarm_pb.Alarm) -> str:
+    """All that is known of an alarm, on one line."""
+    kind = "notice" if alarm.severity == alarm_pb.ALARM_SEVERITY_NOTICE else "alarm"
+    said = ". ".join(part for part in (alarm.cause, alarm.fix) if part)
+    return f"{kind}: {alarm_name(alarm)}, since step {alarm.step}: {said}"
 
 
 def duration_text(seconds: float) -> str:

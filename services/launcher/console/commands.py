@@ -5,7 +5,6 @@ import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import grpc
 import grpc.aio
 from rich.console import Console
 
@@ -14,7 +13,13 @@ from services.common import rpc
 from services.common.errors import ConfigError
 from services.launcher.address_file import REMOTE_VARIABLE
 from services.launcher.console.board import ENDED, STATE_NAMES
-from services.launcher.console.connection import Connection, LauncherError, Patience, told
+from services.launcher.console.connection import (
+    PASSING,
+    Connection,
+    LauncherError,
+    Patience,
+    told,
+)
 from services.launcher.console.interrupts import InterruptedByUserError, Interrupts
 from services.launcher.console.known import (
     KnownRuns,
@@ -23,7 +28,9 @@ from services.launcher.console.known import (
     known_runs,
     look_up,
 )
-from services.launcher.console.status_text import all_runs, print_run
+from services.launcher.console.log_lines import LogPrinter
+from services.launcher.console.status_json import status_json
+from services.launcher.console.status_text import all_runs, print_run, print_table
 from services.launcher.store import StoredRun
 
 _OK, _FAILED, _INTERRUPTED = 0, 1, 130
@@ -31,44 +38,47 @@ _STREAM_S = 60.0
 _CALL_S = 30.0
 # Until machines are given back, and seen to be gone.
 _GIVEN_BACK_S = 600.0
-_PASSING = (
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.CANCELLED,
-)
 
 # The learner's, in the folder of a run.
 JOURNAL = "journal.sqlite"
 
 
-def status(run_id: str | None, runs: Path) -> int:
+def status(run_id: str | None, runs: Path, *, as_json: bool = False) -> int:
     """All runs, or one."""
     console = Console()
 
     async def work(known: KnownRuns, interrupts: Interrupts) -> int:
-        alone = not await _attended(known)
+        problem = await _unattended(known)
+        if problem:
+            Console(stderr=as_json).print(f"error: {problem}", markup=False, highlight=False)
         if run_id is None:
-            console.print(all_runs(await interrupts.unless(known.newest())))
+            found = await interrupts.unless(known.newest())
         else:
-            run = await interrupts.unless(look_up(known, run_id))
-            print_run(run, known.place, console, alone=alone)
+            found = [await interrupts.unless(look_up(known, run_id))]
+        if as_json:
+            print(status_json(found, attended=not problem))
+        elif run_id is None:
+            print_table(all_runs(found), console)
+        else:
+            print_run(found[0], known.place, console, alone=bool(problem))
         return _OK
 
-    return _with_known(runs, work)
+    return with_known(runs, work)
 
 
-def logs(run_id: str, service: str, runs: Path, *, follow: bool, lines: int) -> int:
+def logs(run_id: str, service: str, runs: Path, *, follow: bool, lines: int, as_json: bool) -> int:
     """The last log lines, and those of a live run as they come."""
+    printer = LogPrinter(as_json=as_json)
 
     async def work(known: KnownRuns, interrupts: Interrupts) -> int:
         run = await interrupts.unless(look_up(known, run_id))
         request = pb.TailLogsRequest(run_id=run.run_id, service=service, lines=lines)
         if follow and run.state not in ENDED:
             request.follow = True
-            return await _follow_logs(known, interrupts, request)
-        return await interrupts.unless(_print_logs(known, request))
+            return await _follow_logs(known, interrupts, request, printer)
+        return await interrupts.unless(_print_logs(known, request, printer))
 
-    return _with_known(runs, work)
+    return with_known(runs, work)
 
 
 def scale(run_id: str, wishes: list[str], runs: Path) -> int:
@@ -83,7 +93,7 @@ def scale(run_id: str, wishes: list[str], runs: Path) -> int:
     async def work(connection: Connection, found: str) -> None:
         for service, count in parsed:
             request = pb.ScaleServiceRequest(run_id=found, service=service, replicas=count)
-            await connection.stub.ScaleService(request, timeout=_CALL_S)
+            await connection.ask(connection.stub.ScaleService(request, timeout=_CALL_S))
             Console().print(f"{service}={count}", highlight=False)
 
     return _on_run(run_id, runs, work)
@@ -94,20 +104,20 @@ def stop(run_id: str, grace_s: float, runs: Path) -> int:
 
     async def work(connection: Connection, found: str) -> None:
         request = pb.StopRunRequest(run_id=found, grace=rpc.duration(grace_s))
-        answer = await connection.stub.StopRun(request, timeout=grace_s + _GIVEN_BACK_S)
+        call = connection.stub.StopRun(request, timeout=grace_s + _GIVEN_BACK_S)
+        answer = await connection.ask(call)
         Console().print(f"run {found} {STATE_NAMES[answer.state]}", highlight=False)
 
     return _on_run(run_id, runs, work)
 
 
-async def _attended(known: KnownRuns) -> bool:
-    """Whether runs that go on have a launcher; where none can be had, what is known is shown."""
+async def _unattended(known: KnownRuns) -> str:
+    """Why runs that go on have no launcher, or nothing; what is known is shown all the same."""
     try:
         await known.attend()
     except LauncherError as error:
-        fail(str(error))
-        return False
-    return True
+        return str(error)
+    return ""
 
 
 def _on_run(run_id: str, runs: Path, work: Callable[[Connection, str], Awaitable[None]]) -> int:
@@ -121,10 +131,13 @@ def _on_run(run_id: str, runs: Path, work: Callable[[Connection, str], Awaitable
             await interrupts.unless(done(connection))
         return _OK
 
-    return _with_known(runs, call)
+    return with_known(runs, call)
 
 
-def _with_known(runs: Path, work: Callable[[KnownRuns, Interrupts], Awaitable[int]]) -> int:
+def with_known(runs: Path, work: Callable[[KnownRuns, Interrupts], Awaitable[int]]) -> int:
+    """Do `work` with the runs that are known, and turn what goes wrong into a message and an exit
+    code."""
+
     async def main() -> int:
         interrupts = Interrupts()
         with interrupts.caught():
@@ -141,30 +154,33 @@ def _with_known(runs: Path, work: Callable[[KnownRuns, Interrupts], Awaitable[in
         return fail(told(error))
 
 
-async def _print_logs(known: KnownRuns, request: pb.TailLogsRequest) -> int:
-    console, some = Console(), False
+async def _print_logs(known: KnownRuns, request: pb.TailLogsRequest, printer: LogPrinter) -> int:
+    some = False
     async for line in known.logged(request):
         some = True
-        _print_line(console, line.source, line.line)
+        printer.line(line.source, line.line)
     if some or not request.lines:
         return _OK
     return fail(f"run {request.run_id} has no logs of {request.service or 'any service'}")
 
 
 async def _follow_logs(
-    known: KnownRuns, interrupts: Interrupts, request: pb.TailLogsRequest
+    known: KnownRuns, interrupts: Interrupts, request: pb.TailLogsRequest, printer: LogPrinter
 ) -> int:
-    console, over = Console(), False
+    over = False
     positions: dict[str, int] = {}
     while not over:
         async with known.launcher() as connection:
-            streaming = _stream_logs(connection, request, positions, console)
+            streaming = _stream_logs(connection, request, positions, printer)
             over = await interrupts.unless(streaming)
     return _OK
 
 
 async def _stream_logs(
-    connection: Connection, request: pb.TailLogsRequest, positions: dict[str, int], console: Console
+    connection: Connection,
+    request: pb.TailLogsRequest,
+    positions: dict[str, int],
+    printer: LogPrinter,
 ) -> bool:
     """Print lines until the run ends, going on after each cut where it was cut; false when the
     launcher is gone, and another may be had."""
@@ -175,9 +191,9 @@ async def _stream_logs(
         try:
             async for line in connection.stub.TailLogs(request, timeout=_STREAM_S):
                 positions[line.source] = line.after_bytes
-                _print_line(console, line.source, line.line)
+                printer.line(line.source, line.line)
         except grpc.aio.AioRpcError as error:
-            if error.code() not in _PASSING:
+            if error.code() not in PASSING:
                 raise
             if not connection.alive():
                 return False
@@ -191,10 +207,6 @@ def fail(message: str) -> int:
     """Say what is wrong; returns the exit code."""
     Console().print(f"error: {message}", markup=False, highlight=False, soft_wrap=True)
     return _FAILED
-
-
-def _print_line(console: Console, source: str, text: str) -> None:
-    console.print(f"{source:14} {text}", markup=False, highlight=False, soft_wrap=True)
 
 
 def find(run_id: str, runs: Path) -> StoredRun:

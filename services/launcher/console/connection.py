@@ -3,13 +3,12 @@
 import asyncio
 import os
 import signal
-import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -17,8 +16,10 @@ import grpc.aio
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
 from services.common import rpc
+from services.common.interpreter import python
 from services.launcher import address_file
 from services.launcher.address_file import Address
+from services.launcher.console import hints
 from services.launcher.console.interrupts import Interrupts
 from services.launcher.identity import LAUNCHER
 from services.launcher.logs import last_lines
@@ -27,6 +28,7 @@ from services.launcher.runs import SUSPECTED_FOR_S
 if TYPE_CHECKING:
     from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceAsyncStub
 
+LOG = "launcher.log"
 _POLL_S = 0.05
 # Ending what a dead launcher left running is part of a start.
 _START_TIMEOUT_S = 60.0
@@ -36,12 +38,25 @@ _IDLE_EXIT_S = 30.0
 PATIENCE_S = 900.0
 _PAUSE_S = 2.0
 _ASK_S = 5.0
+# Of one call of StartRun, which is repeated: the launcher goes on with what the first one asked.
+_START_S = 15.0
+# How often a launcher here that has not answered yet is looked for.
+_LOOK_S = 0.5
 # What a call ends with that has found nobody, or nobody of its own CA.
 _SILENT = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE)
 
 
+# What a call may end with that is worth another one.
+PASSING = (*_SILENT, grpc.StatusCode.CANCELLED)
+T = TypeVar("T")
+
+
 class LauncherError(Exception):
     """No launcher could be had; the message says why."""
+
+
+class LauncherGoneError(LauncherError):
+    """The launcher here has died; another can go on."""
 
 
 @dataclass(slots=True)
@@ -57,19 +72,41 @@ class Connection:
         """Whether another try is worth it; of a launcher elsewhere nobody can say."""
         return self.address.elsewhere or address_file.read(self.runs) == self.address
 
+    async def ask(self, call: Awaitable[T]) -> T:
+        """The answer to a call, however long that may take. For a launcher that is not there gRPC
+        waits until the deadline; of one here it is known within a second that it has died. Raises
+        LauncherGoneError."""
+        answer = asyncio.ensure_future(call)
+        try:
+            while not (await asyncio.wait({answer}, timeout=_LOOK_S))[0]:
+                if not self.alive():
+                    raise self.gone()
+            return answer.result()
+        except grpc.aio.AioRpcError as error:
+            if error.code() in PASSING and not self.alive():
+                raise self.gone() from error
+            raise
+        finally:
+            answer.cancel()
+
+    def gone(self) -> LauncherGoneError:
+        return LauncherGoneError(
+            f"the launcher (process {self.address.pid}) has died, see {self.runs / LOG}; its runs"
+            " go on, and the same command again starts another launcher, which takes them over"
+        )
+
     async def answers(self) -> bool:
         """Whether it is there: to an absent one a call waits until its deadline, as to a quiet
-        run."""
+        run. Raises LauncherGoneError."""
         try:
-            await self.stub.ListRuns(pb.ListRunsRequest(), timeout=_ASK_S)
+            await self.ask(self.stub.ListRuns(pb.ListRunsRequest(), timeout=_ASK_S))
         except grpc.aio.AioRpcError as error:
             return rpc.service_error(error) is not None
         return True
 
     def cancelling(self, request_id: str) -> str:
         """The command that ends what a request began."""
-        where = "" if self.address.elsewhere or str(self.runs) == "runs" else f" --runs {self.runs}"
-        return f"flotilla cancel {request_id}{where}"
+        return hints.command("cancel", request_id, runs=self.runs)
 
 
 class Patience:
@@ -92,9 +129,24 @@ class Patience:
 
     async def pause(self, error: grpc.aio.AioRpcError) -> None:
         """Wait a little before the next try. Raises LauncherError when none is worth it."""
-        if not self._connection.alive() or time.monotonic() > self._deadline:
+        if not self._connection.alive():
+            raise self._connection.gone() from error
+        if time.monotonic() > self._deadline:
             raise LauncherError("the launcher is gone; its runs are not ended by that") from error
         await asyncio.sleep(_PAUSE_S)
+
+
+async def start_run(connection: Connection, request: pb.StartRunRequest) -> str:
+    """Start a run, and return its id. Raises LauncherError, and AioRpcError for a refusal."""
+    patience = Patience(connection)
+    while True:
+        try:
+            call = connection.stub.StartRun(request, timeout=_START_S)
+            return (await connection.ask(call)).run_id
+        except grpc.aio.AioRpcError as error:
+            if error.code() not in PASSING or rpc.service_error(error) is not None:
+                raise
+            await patience.outlast(error)
 
 
 def told(error: grpc.aio.AioRpcError) -> str:
@@ -135,8 +187,9 @@ async def connected(
             address.address, token=address.token, tls=address.tls, peer=LAUNCHER
         ) as channel:
             stub: Any = RunServiceStub(channel)
-            yield Connection(runs, stub, address, own)
-            if own is not None and await _busy(stub):
+            connection = Connection(runs, stub, address, own)
+            yield connection
+            if own is not None and await _busy(connection):
                 own = None
     finally:
         if own is not None:
@@ -146,9 +199,9 @@ async def connected(
 async def _spawn(runs: Path) -> asyncio.subprocess.Process:
     """Start a launcher in a session of its own: a Ctrl-C in this terminal is not meant for it."""
     options = ("--runs", str(runs), "--idle-exit", str(_IDLE_EXIT_S))
-    with (runs / "launcher.log").open("ab") as log:
+    with (runs / LOG).open("ab") as log:
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "services.launcher", *options),
+            *python("-m", "services.launcher", *options),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=asyncio.subprocess.STDOUT,
@@ -158,23 +211,27 @@ async def _spawn(runs: Path) -> asyncio.subprocess.Process:
 
 async def _address_of(runs: Path, own: asyncio.subprocess.Process) -> Address:
     """Wait until it serves; somebody else's launcher that was faster will do as well."""
-    log = runs / "launcher.log"
+    log = runs / LOG
     for _ in range(int(_START_TIMEOUT_S / _POLL_S)):
         address = address_file.read(runs)
         if address is not None:
             return address
+        if own.returncode is not None and own.returncode < 0:
+            number = signal.Signals(-own.returncode).name
+            raise LauncherGoneError(f"the launcher was ended by {number} as it started; see {log}")
         if own.returncode is not None and own.returncode != 0:
             raise LauncherError(f"the launcher did not start:\n{last_lines(log)}")
         await asyncio.sleep(_POLL_S)
     raise LauncherError(f"the launcher does not answer after {_START_TIMEOUT_S:g} s; see {log}")
 
 
-async def _busy(stub: "RunServiceAsyncStub") -> bool:
+async def _busy(connection: Connection) -> bool:
     """Whether the launcher has runs that somebody else waits for, or has to look for what one has
     left: it goes by itself when it has not."""
     try:
-        answer = await stub.ListRuns(pb.ListRunsRequest(), timeout=5.0)
-    except grpc.aio.AioRpcError:
+        call = connection.stub.ListRuns(pb.ListRunsRequest(), timeout=_ASK_S)
+        answer = await connection.ask(call)
+    except (grpc.aio.AioRpcError, LauncherGoneError):
         # It is not there any more, or stuck: stopping it is right either way.
         return False
     return any(in_hand(run) for run in answer.runs)

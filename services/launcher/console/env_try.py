@@ -7,8 +7,7 @@ import re
 import signal
 import sys
 import threading
-import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -20,8 +19,20 @@ from rich.console import Console
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
 from services.common import rpc
+from services.common.config import load_spec
+from services.common.errors import ConfigError
 from services.launcher.adapters.gateway_process import GatewayError, gateway
+from services.launcher.adapters.trial import (
+    NotOpenedError,
+    is_slow,
+    mend,
+    no_grade_name,
+    opened,
+    opening,
+    state_name,
+)
 from services.launcher.console.commands import fail
+from services.launcher.doctor.dataset import env_key_of
 
 _OK, _FAILED = 0, 1
 _OPEN_S = 180.0
@@ -51,7 +62,7 @@ def env_try(
     try:
         task = load_task(tasks, key)
         return asyncio.run(_try(spec, task, answer, overrides, console))
-    except (TryError, GatewayError) as error:
+    except (TryError, GatewayError, ConfigError) as error:
         return fail(str(error))
     except grpc.aio.AioRpcError as error:
         known = rpc.service_error(error)
@@ -76,19 +87,21 @@ def load_task(path: Path, key: str | None) -> dict[str, Any]:
 async def _try(
     spec: Path, task: dict[str, Any], answer: str | None, overrides: Sequence[str], console: Console
 ) -> int:
+    section = load_spec(spec, overrides).get("env_gateway", {})
+    console.print("starting a gateway", style="dim")
     async with (
         gateway(spec, overrides, _show_warning) as (address, token),
         rpc.channel(address, token=token) as channel,
     ):
         stub: Any = EpisodeServiceStub(channel)
-        opened = await _open(stub, task, console)
+        episode = await _open(stub, section, task, console)
         try:
-            _show_ready(opened.ready, console)
-            messages = [_message("user", opened.ready.facts.prompt)]
-            messages += await _calls(stub, opened.episode_id, console)
-            return await _grade(stub, opened.episode_id, answer, messages, console)
+            _show_ready(episode.ready, console)
+            messages = [_message("user", episode.ready.facts.prompt)]
+            messages += await _calls(stub, episode.episode_id, console)
+            return await _grade(stub, episode.episode_id, answer, messages, console)
         finally:
-            request = pb.CloseEpisodeRequest(episode_id=opened.episode_id)
+            request = pb.CloseEpisodeRequest(episode_id=episode.episode_id)
             await stub.CloseEpisode(request, timeout=_CALL_S)
 
 
@@ -98,22 +111,28 @@ def _show_warning(line: str) -> None:
         print(line, file=sys.stderr)
 
 
-async def _open(stub: Any, task: dict[str, Any], console: Console) -> pb.OpenEpisodeResponse:
-    request = pb.OpenEpisodeRequest(
-        request_id=uuid.uuid4().hex,
-        run_id="try",
-        group_id="try",
-        opening=1,
-        task_json=json.dumps(task),
-        worker_id="flotilla-env-try",
-    )
-    last = pb.OpenEpisodeResponse()
-    async for last in stub.OpenEpisode(request, timeout=_OPEN_S):
-        name = pb.EpisodeState.Name(last.state).removeprefix("EPISODE_STATE_").lower()
-        console.print(f"[dim]{name}[/]")
-    if last.state != pb.EPISODE_STATE_READY:
-        raise TryError(f"the environment could not be had: {last.detail}")
-    return last
+async def _open(
+    stub: Any, section: Mapping[str, Any], task: dict[str, Any], console: Console
+) -> pb.OpenEpisodeResponse:
+    """Says what it does meanwhile. Raises TryError."""
+    env_key = env_key_of(task)
+    own = section.get("environments", {}).get(env_key, {})
+    where = f"env_gateway.backends.{own.get('backend') or section.get('backend', 'embedded')}"
+    slow, request = is_slow(section, env_key), opening(task, "env-try")
+    try:
+        return await opened(stub, request, limit_s=_OPEN_S, slow=slow, told=_tell(console))
+    except NotOpenedError as error:
+        what = f"the environment could not be had: {error}"
+        raise TryError(f"{what}; {mend(str(error), where)}") from error
+
+
+def _tell(console: Console) -> Callable[[pb.OpenEpisodeResponse], None]:
+    def tell(response: pb.OpenEpisodeResponse) -> None:
+        trying = f": {response.detail}, trying again" if response.detail else ""
+        if response.state != pb.EPISODE_STATE_FAILED:
+            console.print(f"{state_name(response)}{trying}", style="dim", markup=False)
+
+    return tell
 
 
 def _show_ready(ready: pb.EpisodeReady, console: Console) -> None:
@@ -211,8 +230,7 @@ async def _grade(
     if grade.HasField("reward"):
         console.print(f"reward   {grade.reward:g}")
         return _OK
-    reason = pb.NoGradeReason.Name(grade.no_grade.reason).removeprefix("NO_GRADE_REASON_").lower()
-    console.print(f"no grade {reason}: {grade.no_grade.detail}", markup=False)
+    console.print(f"no grade {no_grade_name(grade)}: {grade.no_grade.detail}", markup=False)
     return _FAILED
 
 

@@ -1,9 +1,9 @@
 """`flotilla export`: the model of a run, for others to load."""
 
 import subprocess
-import sys
 from pathlib import Path
 
+from services.common.interpreter import python
 from services.launcher.console.commands import NoRunError, fail, run_dir_of
 
 
@@ -14,6 +14,6 @@ def export(run_id: str, step: int | None, out: Path, runs: Path) -> int:
     except NoRunError as error:
         return fail(str(error))
     # Checkpoints are the learner's: its own program reads them, in a process of its own.
-    command = [sys.executable, "-m", "services.learner.export", str(run_dir), "--out", str(out)]
+    command = [*python("-m", "services.learner.export"), str(run_dir), "--out", str(out)]
     command += [] if step is None else ["--step", str(step)]
     return subprocess.run(command, check=False).returncode

@@ -14,7 +14,15 @@ from rich.console import Console
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common.rpc import duration, service_error
 from services.launcher.console.board import Board
-from services.launcher.console.connection import Connection, LauncherError, Patience, connected
+from services.launcher.console.connection import (
+    PASSING,
+    Connection,
+    LauncherError,
+    LauncherGoneError,
+    Patience,
+    connected,
+    start_run,
+)
 from services.launcher.console.interrupts import InterruptedByUserError, Interrupts
 from services.launcher.console.views import View, viewing
 from services.launcher.store import Store
@@ -23,23 +31,21 @@ from services.launcher.store import Store
 # here it is soon known that it is dead, and another takes over.
 _WATCH_S, _WATCH_HERE_S = 15.0, 2.0
 _STOP_GRACE_S = 30.0
-_START_TIMEOUT_S = 180.0
+# What the end of a run may take after its grace.
+_STOP_TIMEOUT_S = 180.0
 # Launchers that may die under one command before something else must be wrong.
-_SUCCESSORS = 5
-_PASSING = (
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.CANCELLED,
-)
+SUCCESSORS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What to start. `spec_json` may be empty when `resume` names a run."""
+    """What to start. `spec_json` may be empty when `resume` names a run. `detach`: begin it, and do
+    not follow it."""
 
     spec_json: str
     mode: "pb.RunMode.ValueType"
     resume: str = ""
+    detach: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +57,8 @@ class Outcome:
     seconds: float
 
 
-class LauncherGoneError(Exception):
-    """The launcher died; another can go on."""
-
-
 @dataclass(slots=True)
-class _Followed:
+class Followed:
     """A run as far as it was followed, under whichever launcher."""
 
     since: int
@@ -71,18 +73,18 @@ class _Followed:
 async def run_to_end(runs: Path, wish: Wish, console: Console, interrupts: Interrupts) -> Outcome:
     """Start what is wished and watch it to its end, under another launcher should one die. Raises
     LauncherError, AioRpcError."""
-    began, followed = time.monotonic(), _Followed(int(time.time()))
+    began, followed = time.monotonic(), Followed(int(time.time()))
     request_id = uuid.uuid4().hex
     run: pb.Run | None = None
     try:
-        for _ in range(_SUCCESSORS):
+        for _ in range(SUCCESSORS):
             try:
                 run = await _run_under_one(runs, wish, request_id, followed, console, interrupts)
                 break
             except LauncherGoneError:
                 console.print("The launcher has died; another one takes over.", highlight=False)
         else:
-            message = f"{_SUCCESSORS} launchers died one after the other; see {runs}/launcher.log"
+            message = f"{SUCCESSORS} launchers died one after the other; see {runs}/launcher.log"
             raise LauncherError(message)
     except InterruptedByUserError:
         # The launcher may have begun the run before it learnt that nobody wants it any more.
@@ -94,30 +96,26 @@ async def _run_under_one(
     runs: Path,
     wish: Wish,
     request_id: str,
-    followed: _Followed,
+    followed: Followed,
     console: Console,
     interrupts: Interrupts,
 ) -> pb.Run:
     async with connected(runs, interrupts, start=True) as connection:
-        try:
-            if not followed.run_id:
-                began = _begin(connection, wish, request_id, followed, console, interrupts)
-                run_id = followed.run_id = await began
-                console.print(f"Run {run_id} in {runs / run_id}", highlight=False, soft_wrap=True)
+        if not followed.run_id:
+            began = _begin(connection, wish, request_id, followed, console, interrupts)
+            run_id = followed.run_id = await began
+            console.print(f"Run {run_id} in {runs / run_id}", highlight=False, soft_wrap=True)
+        if not wish.detach:
             await _follow(connection, followed, console, interrupts)
-            request = pb.GetRunRequest(run_id=followed.run_id)
-            return (await connection.stub.GetRun(request)).run
-        except grpc.aio.AioRpcError as error:
-            if error.code() in _PASSING and not connection.alive():
-                raise LauncherGoneError from error
-            raise
+        request = pb.GetRunRequest(run_id=followed.run_id)
+        return (await connection.ask(connection.stub.GetRun(request))).run
 
 
 async def _begin(
     connection: Connection,
     wish: Wish,
     request_id: str,
-    followed: _Followed,
+    followed: Followed,
     console: Console,
     interrupts: Interrupts,
 ) -> str:
@@ -139,15 +137,16 @@ async def _cancel(connection: Connection, request_id: str, interrupts: Interrupt
 
     async def cancel() -> pb.Run | None:
         request = pb.StopRunRequest(request_id=request_id, grace=duration(_STOP_GRACE_S))
-        answer = await connection.stub.StopRun(request, timeout=_STOP_GRACE_S + _START_TIMEOUT_S)
+        call = connection.stub.StopRun(request, timeout=_STOP_GRACE_S + _STOP_TIMEOUT_S)
+        answer = await connection.ask(call)
         if not answer.run_id:
             return None
         wanted = pb.GetRunRequest(run_id=answer.run_id)
-        return (await connection.stub.GetRun(wanted)).run
+        return (await connection.ask(connection.stub.GetRun(wanted))).run
 
     try:
         return await interrupts.unless_again(cancel())
-    except (InterruptedByUserError, grpc.aio.AioRpcError) as error:
+    except (InterruptedByUserError, LauncherGoneError, grpc.aio.AioRpcError) as error:
         what = "it is not known whether the run has begun, and it may go on"
         raise LauncherError(f"{what}: {connection.cancelling(request_id)}") from error
 
@@ -155,7 +154,7 @@ async def _cancel(connection: Connection, request_id: str, interrupts: Interrupt
 async def _start(connection: Connection, wish: Wish, request_id: str) -> str:
     """Start or resume; a run that goes on already under a launcher is only followed."""
     try:
-        return await _ask_to_start(connection, wish, request_id)
+        return await start_run(connection, _request(wish, request_id))
     except grpc.aio.AioRpcError as error:
         known = service_error(error)
         if known is None or known.reason != "RUN_ACTIVE" or wish.spec_json:
@@ -163,14 +162,13 @@ async def _start(connection: Connection, wish: Wish, request_id: str) -> str:
         return wish.resume
 
 
-async def _ask_to_start(connection: Connection, wish: Wish, request_id: str) -> str:
-    request = pb.StartRunRequest(
+def _request(wish: Wish, request_id: str) -> pb.StartRunRequest:
+    return pb.StartRunRequest(
         request_id=request_id,
         spec_json=wish.spec_json,
         mode=wish.mode,
         resume_run_id=wish.resume,
     )
-    return (await connection.stub.StartRun(request, timeout=_START_TIMEOUT_S)).run_id
 
 
 def _begun(runs: Path, request_id: str) -> pb.Run | None:
@@ -181,14 +179,14 @@ def _begun(runs: Path, request_id: str) -> pb.Run | None:
 
 
 async def _follow(
-    connection: Connection, followed: _Followed, console: Console, interrupts: Interrupts
+    connection: Connection, followed: Followed, console: Console, interrupts: Interrupts
 ) -> None:
     run_id = followed.run_id
     async with asyncio.TaskGroup() as tasks:
         with viewing(console) as view:
             stopping = tasks.create_task(_stop_on_interrupt(connection, run_id, view, interrupts))
             try:
-                problem = await _watch(connection, followed, view, interrupts)
+                problem = await watch_to_end(connection, followed, view, interrupts)
             finally:
                 stopping.cancel()
     # Not before: it would come out of the group as part of one.
@@ -202,8 +200,8 @@ def _show(view: View, board: Board, line: str) -> None:
     view.update(board)
 
 
-async def _watch(
-    connection: Connection, followed: _Followed, view: View, interrupts: Interrupts
+async def watch_to_end(
+    connection: Connection, followed: Followed, view: View, interrupts: Interrupts
 ) -> Exception | None:
     """Take events until the run has ended, over as many streams as that takes; or return why that
     is not to be known: the launcher is gone.
@@ -222,10 +220,10 @@ async def _watch(
                 if event.time.seconds >= followed.since:
                     _show(view, board, line)
         except grpc.aio.AioRpcError as error:
-            if error.code() not in _PASSING:
+            if error.code() not in PASSING:
                 return error
             if not connection.alive():
-                return LauncherGoneError()
+                return connection.gone()
             if connection.address.elsewhere:
                 problem = await _await_elsewhere(connection, patience, interrupts, error)
                 if problem is not None:
@@ -269,5 +267,5 @@ async def _stop_on_interrupt(
 async def _stop(connection: Connection, run_id: str, grace_s: float) -> None:
     request = pb.StopRunRequest(run_id=run_id, grace=duration(grace_s))
     # Whoever watches the run sees how it ends, and whether the launcher is there at all.
-    with suppress(grpc.aio.AioRpcError):
-        await connection.stub.StopRun(request, timeout=grace_s + 60.0)
+    with suppress(grpc.aio.AioRpcError, LauncherGoneError):
+        await connection.ask(connection.stub.StopRun(request, timeout=grace_s + 60.0))

@@ -32,7 +32,7 @@ class KnownRuns(Protocol):
         ...
 
     async def newest(self) -> Sequence[pb.Run]:
-        """All runs, newest first; elsewhere without specs and metrics. Raises NoRunError."""
+        """All runs, newest first, without specs and most metrics. Raises NoRunError."""
         ...
 
     async def get(self, run_id: str) -> pb.Run:
@@ -87,7 +87,7 @@ class LedgerHere:
             return
 
     async def newest(self) -> Sequence[pb.Run]:
-        return [codec.run(stored, self._runs) for stored in _ledger(self._runs)]
+        return [codec.run(stored, self._runs, brief=True) for stored in _ledger(self._runs)]
 
     async def get(self, run_id: str) -> pb.Run:
         return codec.run(find_here(run_id, self._runs), self._runs)

@@ -11,6 +11,8 @@ from rich.table import Table
 METRICS_FILE = "metrics.jsonl"
 SUMMARY_FILE = "summary.json"
 CURVE_FILE = "curve.svg"
+# The learner's, once it is done.
+MODEL_FOLDER = "model"
 ALARMS_FILE = "alarms.jsonl"
 
 
@@ -127,6 +129,7 @@ def print_report(run_dir: Path, console: Console, *, evaluated: bool = False) ->
     files = {
         SUMMARY_FILE: "before and after, as numbers",
         CURVE_FILE: "learning curve",
+        MODEL_FOLDER: "the trained model, for transformers and vLLM",
         METRICS_FILE: "every metric of every step",
         ALARMS_FILE: "alarms, each with its cause and what to try",
         "logs": "what each service wrote",

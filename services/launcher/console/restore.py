@@ -1,12 +1,14 @@
-"""Fetches a run from where its checkpoints are uploaded, so that it can go on here."""
+"""Has a run that has lost something go on: from where it is uploaded, or from what is left here."""
 
 import json
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
+
+from services.common.interpreter import python
 
 
 class RestoreFailedError(Exception):
@@ -20,22 +22,40 @@ def is_url(run: str) -> bool:
 
 def restore(url: str, spec: Path, runs: Path, overrides: Sequence[str], console: Console) -> str:
     """Have the run of a URL in the runs folder; returns its id. Raises RestoreFailedError."""
-    # The store is the learner's: its own program reads it, in a process of its own.
-    command = [sys.executable, "-m", "services.learner.restore", url, "--config", str(spec)]
-    command += ["--runs", str(runs), *overrides]
+    arguments = [url, "--config", str(spec), "--runs", str(runs), *overrides]
     console.print(f"Restoring {url}", markup=False, highlight=False, soft_wrap=True)
+    found = _told_by("services.learner.restore", arguments, console)
+    text = f"Restored run {found['run_id']} at step {found['step']}"
+    console.print(text + _losses(found), markup=False, highlight=False, soft_wrap=True)
+    return str(found["run_id"])
+
+
+def accept_loss(run_dir: Path, console: Console) -> None:
+    """Have a stopped run give up what its journal has lost. Raises RestoreFailedError."""
+    found = _told_by("services.learner.accept_loss", [str(run_dir)], console)
+    text = "The journal has lost nothing that is known: --accept-loss changes nothing"
+    if found:
+        text = f"Run {found['run_id']} goes on from step {found['step']}"
+    console.print(text + _losses(found), markup=False, highlight=False, soft_wrap=True)
+
+
+def _told_by(module: str, arguments: Sequence[str], console: Console) -> dict[str, Any]:
+    """Return what a program of the learner prints: store and journal are the learner's, so they are
+    read in a process of its own."""
+    command = [*python("-m", module), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     told, _, error = done.stderr.rpartition("error: ") if done.returncode else (done.stderr, "", "")
     if told.strip():
         console.print(told.strip(), markup=False, highlight=False, soft_wrap=True)
     if done.returncode:
-        raise RestoreFailedError(error.strip() or f"restoring it ended with {done.returncode}")
-    found = json.loads(done.stdout)
-    text = f"Restored run {found['run_id']} at step {found['step']}"
-    if found["lost"] or found["lost_steps"]:
-        text += (
-            f"; lost with its disk: at least {found['lost']} attempts and {found['lost_steps']}"
-            " steps that were newer"
-        )
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
-    return str(found["run_id"])
+        raise RestoreFailedError(error.strip() or f"{module} ended with {done.returncode}")
+    return json.loads(done.stdout)
+
+
+def _losses(found: dict[str, Any]) -> str:
+    if not (found and (found["lost"] or found["lost_steps"])):
+        return ""
+    return (
+        f"; lost with its disk: at least {found['lost']} attempts and {found['lost_steps']} steps"
+        " that were newer"
+    )

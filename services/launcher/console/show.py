@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from services.common.interpreter import python
 from services.launcher.adapters.tokens import Decode, NoTokenizerError, decoder
 from services.launcher.console.commands import JOURNAL, NoRunError, fail, run_dir_of
 from services.launcher.console.show_text import draw
@@ -80,7 +80,7 @@ def show_tasks(run_id: str, runs: Path) -> int:
 
 def _inspect(journal: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The journal is the learner's: its own program reads it, in a process of its own."""
-    command = [sys.executable, "-m", "services.learner.inspect", str(journal), *arguments]
+    command = [*python("-m", "services.learner.inspect"), str(journal), *arguments]
     return subprocess.run(command, capture_output=True, text=True)
 
 

@@ -5,29 +5,39 @@ from collections.abc import Callable, Sequence
 from datetime import UTC
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.launcher.console.board import ENDED, STATE_NAMES, duration_text, raised
-from services.launcher.console.report import ALARMS_FILE
-from services.launcher.console.views import numbers
+from services.launcher.console.board import ENDED, STATE_NAMES, alarm_text, duration_text
+from services.launcher.console.views import ALARM_STYLES, numbers
 
+_RATES = ("training pass@1", "held-out pass@1")
+_WIDEST = 10_000
 _NOTHING_TO_SAY = (pb.CLEANUP_UNSPECIFIED, pb.CLEANUP_PENDING)
 
 
 def all_runs(runs: Sequence[pb.Run]) -> Table:
-    """A line each. pass@1 where it is told: a launcher's list is without metrics."""
-    shares = [numbers(run.metrics).get("pass@1") for run in runs]
-    headings = ["RUN", "STATE", "MODE", "STARTED (UTC)", "TOOK"]
-    table = _table([*headings, "PASS@1"] if any(shares) else headings)
-    for run, share in zip(runs, shares, strict=True):
+    """A line each, with the pass rates that any of them has told."""
+    figures = [numbers(run.metrics) for run in runs]
+    told = [name for name in _RATES if any(name in found for found in figures)]
+    headings = ("RUN", "STATE", "MODE", "STARTED (UTC)", "TOOK", "STEP")
+    table = _table([*headings, *(name.upper() for name in told)])
+    for run, found in zip(runs, figures, strict=True):
         started = run.create_time.ToDatetime(tzinfo=UTC)
         ended = run.end_time.ToSeconds() if run.HasField("end_time") else time.time()
         took = duration_text(max(0.0, ended - run.create_time.ToSeconds()))
         mode = pb.RunMode.Name(run.mode).removeprefix("RUN_MODE_").lower()
+        step = f"{run.step}/{run.total_steps}" if run.total_steps else "-"
         cells = (run.run_id, STATE_NAMES[run.state], mode, f"{started:%Y-%m-%d %H:%M:%S}", took)
-        table.add_row(*cells, *([share or "-"] if any(shares) else []))
+        table.add_row(*cells, step, *(found.get(name, "-") for name in told))
     return table
+
+
+def print_table(table: Table, console: Console) -> None:
+    """Whole: what does not fit into the terminal's width is wrapped by it, for ids are copied."""
+    table.width = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
+    console.print(table, crop=False, soft_wrap=True)
 
 
 def print_run(run: pb.Run, place: Callable[[str], str], console: Console, *, alone: bool) -> None:
@@ -39,21 +49,28 @@ def print_run(run: pb.Run, place: Callable[[str], str], console: Console, *, alo
         if said:
             console.print(said, markup=False, highlight=False)
     console.print(_ending(run), markup=False, highlight=False, soft_wrap=True)
-    console.print(_replicas(run))
-    for alarm in raised(run.metrics):
-        where = place(f"{run.directory}/{ALARMS_FILE}")
-        console.print(f"alarm: {alarm}, see {where}", style="red", highlight=False, soft_wrap=True)
+    print_table(_replicas(run), console)
+    for alarm in run.alarms:
+        style = ALARM_STYLES[alarm.severity]
+        console.print(alarm_text(alarm), style=style, markup=False, highlight=False, soft_wrap=True)
     for name, value in sorted(run.metrics.items()):
         console.print(f"{name} = {value:.6g}", highlight=False)
     console.print(f"files: {place(run.directory)}", highlight=False, soft_wrap=True)
 
 
 def _replicas(run: pb.Run) -> Table:
-    table = _table(("SERVICE", "STATE", "PHASE", "ADDRESS", "RESTARTS", "PID"))
+    shown = any(each.metrics_address for each in run.replicas)
+    headings = ("SERVICE", "STATE", "PHASE", "ADDRESS", "RESTARTS", "PID")
+    table = _table([*headings, *(["METRICS"] if shown else [])])
     for each in run.replicas:
         label, pid = f"{each.service}-{each.replica}", str(each.pid) if each.pid else "-"
-        table.add_row(label, each.state, each.phase, each.address, str(each.restarts), pid)
+        cells = (label, each.state, each.phase, each.address, str(each.restarts), pid)
+        table.add_row(*cells, *([_metrics_url(each)] if shown else []))
     return table
+
+
+def _metrics_url(replica: pb.ServiceReplica) -> str:
+    return f"http://{replica.metrics_address}/metrics" if replica.metrics_address else "-"
 
 
 def _ending(run: pb.Run) -> str:
@@ -75,5 +92,5 @@ def _ending(run: pb.Run) -> str:
 def _table(headings: Sequence[str]) -> Table:
     table = Table(box=None, pad_edge=False)
     for heading in headings:
-        table.add_column(heading)
+        table.add_column(heading, no_wrap=True)
     return table

@@ -7,50 +7,46 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
 import grpc.aio
-from rich.console import Console
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common import rpc
 from services.common.config import canonical_json, load_spec
 from services.common.errors import ConfigError
-from services.launcher.console.board import STATE_NAMES, Board
+from services.launcher.console import hints
+from services.launcher.console.board import STATE_NAMES
 from services.launcher.console.connection import (
     Connection,
     LauncherError,
-    Patience,
     connected,
+    start_run,
     told,
 )
+from services.launcher.console.follow import Followed
 from services.launcher.console.interrupts import InterruptedByUserError, Interrupts
-from services.launcher.console.views import PlainView
+from services.launcher.console.views import PlainView, RunConsole
+from services.launcher.console.watch import leave, stayed
 
 OK, FAILED, BAD_SPEC, INTERRUPTED = 0, 1, 2, 130
-_START_TIMEOUT_S = 300.0
+_REAP_S = 300.0
 _CALL_S = 30.0
-_WATCH_S = 15.0
-_GRACE_S = 60.0
-_PASSING = {
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.CANCELLED,
-}
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What to submit. The same `request_id` names the same run, however often it is submitted."""
+    """What to submit. The same `request_id` names the same run, however often it is submitted.
+    `detach`: and do not follow it."""
 
     spec: Path
     overrides: Sequence[str]
     request_id: str
     resume: str = ""
     summary: Path | None = None
+    detach: bool = False
 
 
 def submit(wish: Wish, runs: Path) -> int:
-    """Start a run and follow it to its end. Ctrl-C stops it."""
+    """Start a run and follow it to its end. Ctrl-C only stops following it."""
 
     async def work(connection: Connection, interrupts: Interrupts) -> int:
         request = pb.StartRunRequest(
@@ -59,17 +55,25 @@ def submit(wish: Wish, runs: Path) -> int:
             mode=pb.RUN_MODE_TRAIN,
             resume_run_id=wish.resume,
         )
+        stopping = connection.cancelling(wish.request_id)
         try:
-            answer = await interrupts.unless(_start(connection, request))
-            _say(f"Run {answer.run_id}")
-            await interrupts.unless(follow(connection, answer.run_id))
+            run_id = await interrupts.unless(start_run(connection, request))
         except InterruptedByUserError:
-            _say("Stopping: services finish what they do and save it. Ctrl-C again stops waiting.")
-            await _cancel_unless(interrupts.unless_again, connection, wish.request_id, _GRACE_S)
+            known = "interrupted before the run was known to have begun"
+            _say(f"{known}: {stopping} makes sure of it that it does not go on")
             return INTERRUPTED
-        return await _conclude(connection, answer.run_id, wish.summary)
+        _say(f"Run {run_id}")
+        if wish.detach or not await _stayed(connection, run_id, interrupts):
+            leave(RunConsole(), run_id, runs, stopping)
+            return OK if wish.detach else INTERRUPTED
+        return await _conclude(connection, run_id, wish.summary)
 
     return _with_launcher(runs, work)
+
+
+async def _stayed(connection: Connection, run_id: str, interrupts: Interrupts) -> bool:
+    """Print what happens until the run has ended, or the user leaves: then it is false."""
+    return await stayed(connection, Followed(0, run_id), PlainView(RunConsole()), interrupts)
 
 
 def cancel(request_id: str, runs: Path, grace_s: float) -> int:
@@ -95,7 +99,8 @@ def reap(runs: Path, *, dry_run: bool) -> int:
         for text in found.reaped:
             _say(f"{'would end' if dry_run else 'ended'} {text}")
         for run_id in found.suspected_run_ids:
-            _say(f"run {run_id} may have left something: flotilla status {run_id} says what")
+            look = hints.command("status", run_id, runs=runs)
+            _say(f"run {run_id} may have left something: {look} says what")
         for text in found.unreachable:
             _say(f"cannot be asked: {text}")
         if not (found.reaped or found.suspected_run_ids):
@@ -129,43 +134,7 @@ def _with_launcher(
 
 
 async def _reap(connection: Connection, request: pb.ReapRequest) -> pb.ReapResponse:
-    return await connection.stub.Reap(request, timeout=_START_TIMEOUT_S)
-
-
-async def _start(connection: Connection, request: pb.StartRunRequest) -> pb.StartRunResponse:
-    """Repeatable: a launcher that is away for a moment is asked again."""
-    patience = Patience(connection)
-    while True:
-        try:
-            return await connection.stub.StartRun(request, timeout=_START_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            if error.code() not in _PASSING or rpc.service_error(error) is not None:
-                raise
-            await patience.pause(error)
-
-
-async def follow(connection: Connection, run_id: str) -> None:
-    """Print what happens until the run has ended, over as many streams as that takes."""
-    board, view, last = Board(), PlainView(Console()), 0
-    patience = Patience(connection)
-    while not board.ended:
-        request = pb.WatchRunRequest(run_id=run_id, after_event=last)
-        try:
-            async for event in connection.stub.WatchRun(request, timeout=_WATCH_S):
-                last = event.event
-                patience.heard()
-                if line := board.take(event):
-                    view.line(line)
-                view.update(board)
-        except grpc.aio.AioRpcError as error:
-            if error.code() not in _PASSING:
-                raise
-            if not await connection.answers():
-                await patience.pause(error)
-                continue
-            patience.heard()
-            if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
-                await patience.pause(error)
+    return await connection.ask(connection.stub.Reap(request, timeout=_REAP_S))
 
 
 async def _cancel_unless(
@@ -187,17 +156,18 @@ async def _cancel_unless(
 
 async def _cancel(connection: Connection, request_id: str, grace_s: float) -> None:
     request = pb.StopRunRequest(request_id=request_id, grace=rpc.duration(grace_s))
-    answer = await connection.stub.StopRun(request, timeout=grace_s + 600.0)
+    answer = await connection.ask(connection.stub.StopRun(request, timeout=grace_s + 600.0))
     if not answer.run_id:
         _say(f"no run was begun by {request_id}, and none will be")
         return
-    found = await connection.stub.GetRun(pb.GetRunRequest(run_id=answer.run_id), timeout=_CALL_S)
+    wanted = pb.GetRunRequest(run_id=answer.run_id)
+    found = await connection.ask(connection.stub.GetRun(wanted, timeout=_CALL_S))
     _say(f"run {answer.run_id} {STATE_NAMES[answer.state]}, machines: {_cleanup(found.run)}")
 
 
 async def _conclude(connection: Connection, run_id: str, summary: Path | None) -> int:
-    answer = await connection.stub.GetRun(pb.GetRunRequest(run_id=run_id), timeout=_CALL_S)
-    run = answer.run
+    wanted = pb.GetRunRequest(run_id=run_id)
+    run = (await connection.ask(connection.stub.GetRun(wanted, timeout=_CALL_S))).run
     rows = _rows(run)
     for label, value in rows:
         _say(f"{label}: {value}")
@@ -230,7 +200,7 @@ def _cleanup(run: pb.Run) -> str:
 
 
 def _say(text: str) -> None:
-    Console().print(text, markup=False, highlight=False, soft_wrap=True)
+    RunConsole().print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _fail(message: str, code: int) -> int:

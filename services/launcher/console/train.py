@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,55 +15,68 @@ from services.common import rpc
 from services.common.config import canonical_json, load_spec
 from services.common.errors import ConfigError
 from services.common.spec import parse_shared
-from services.launcher.adopt import adopted
-from services.launcher.console import prepare, report
+from services.launcher.adopt import JOURNAL, adopted
+from services.launcher.changes import changes
+from services.launcher.console import hints, prepare, report
 from services.launcher.console import restore as restoring
+from services.launcher.console.board import ENDED
 from services.launcher.console.connection import LauncherError
 from services.launcher.console.follow import Outcome, Wish, run_to_end
 from services.launcher.console.interrupts import InterruptedByUserError, Interrupts
 from services.launcher.console.views import RunConsole
+from services.launcher.console.watch import leave
+from services.launcher.plan import SPEC_FILE
 from services.launcher.runs import RunMode, RunState
 from services.launcher.store import Store, StoredRun
 
 OK, FAILED, BAD_SPEC, INTERRUPTED = 0, 1, 2, 130
+NEWEST = "newest"
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the user asked for; `again` is the command that goes on with it."""
+    """What the user asked for. `again` is the command that goes on with it, and `anew` the one that
+    begins another run."""
 
     spec: dict[str, Any]
     wish: Wish
     again: str
+    anew: str
 
 
 def train(
-    path: Path, runs: Path, overrides: Sequence[str], *, resume: bool, run_id: str | None
+    path: Path,
+    runs: Path,
+    overrides: Sequence[str],
+    *,
+    resume: bool,
+    run_id: str | None,
+    update: bool = False,
+    accept_loss: bool = False,
+    detach: bool = False,
 ) -> int:
-    """Train from a spec, or go on with a run of it."""
+    """Train from a spec, or go on with a run of it; `update` gives that run what the spec says
+    today. `detach`: and do not wait for its end."""
     console = RunConsole()
 
     def request() -> Request:
         spec = load_spec(path, overrides)
-        name = parse_shared(spec, where=str(path)).name
-        again = f"flotilla train {path} --resume"
-        if str(runs) != "runs":
-            again = f"{again} --runs {runs}"
+        anew = hints.command("train", str(path), *overrides, runs=runs)
+        again = hints.command("train", str(path), "--resume", *overrides, runs=runs)
         if not resume:
-            return Request(spec, Wish(canonical_json(spec), pb.RUN_MODE_TRAIN), again)
+            return Request(spec, Wish(canonical_json(spec), pb.RUN_MODE_TRAIN), again, anew)
         chosen = run_id
         if chosen and restoring.is_url(chosen):
             chosen = restoring.restore(chosen, path, runs, overrides, console)
-        stored = _stored(runs, chosen) if chosen else _newest(runs, name)
-        if stored is None:
-            raise ConfigError(f"there is no run {run_id or f'of spec {name!r}'} in {runs}")
-        if stored.run.name != name:
-            raise ConfigError(f"run {chosen} is of spec {stored.run.name!r}, not of {name!r}")
-        spec = _changed(stored, overrides) if overrides else json.loads(stored.spec_json)
-        text = canonical_json(spec) if overrides else ""
-        return Request(spec, Wish(text, pb.RUN_MODE_TRAIN, stored.run.run_id), again)
+        stored = _to_resume(runs, chosen, parse_shared(spec, where=str(path)).name)
+        if not update:
+            _check_is_the_same(stored, spec, path, overrides, runs)
+        if accept_loss:
+            restoring.accept_loss(runs / stored.run.run_id, console)
+        text = canonical_json(spec) if update or overrides else ""
+        return Request(spec, Wish(text, pb.RUN_MODE_TRAIN, stored.run.run_id), again, anew)
 
-    return _main(request, runs, console)
+    return _main(request, runs, console, detach=detach)
 
 
 def evaluate(target: str, runs: Path, overrides: Sequence[str]) -> int:
@@ -71,25 +84,79 @@ def evaluate(target: str, runs: Path, overrides: Sequence[str]) -> int:
     console = RunConsole()
 
     def request() -> Request:
-        again = f"flotilla eval {target}"
+        again = hints.command("eval", target, *overrides, runs=runs)
         stored = _stored(runs, target)
-        spec: dict[str, Any] = {}
+        if stored is None and target == NEWEST:
+            raise ConfigError(f"there are no runs in {runs}; `flotilla train SPEC` makes one")
         if stored is None:
             spec = load_spec(Path(target), overrides)
             stored = _newest(runs, parse_shared(spec, where=target).name)
-        if stored is None:
-            return Request(spec, Wish(canonical_json(spec), pb.RUN_MODE_EVAL_ONLY), again)
+            if stored is None:
+                wish = Wish(canonical_json(spec), pb.RUN_MODE_EVAL_ONLY)
+                return Request(spec, wish, again, again)
+            _say_what_differs(stored, spec, overrides, console)
         text = canonical_json(_changed(stored, overrides)) if overrides else ""
         spec = json.loads(text or stored.spec_json)
-        return Request(spec, Wish(text, pb.RUN_MODE_EVAL_ONLY, stored.run.run_id), again)
+        wish = Wish(text, pb.RUN_MODE_EVAL_ONLY, stored.run.run_id)
+        return Request(spec, wish, again, again)
 
     return _main(request, runs, console)
 
 
-def _main(request: Any, runs: Path, console: Console) -> int:
+def _to_resume(runs: Path, run_id: str | None, name: str) -> StoredRun:
+    """A run of this spec, by its id, the `newest`, or that to go on with. Raises ConfigError."""
+    if run_id and run_id != NEWEST:
+        stored = _stored(runs, run_id)
+    else:
+        stored = _newest(runs, name, finished=run_id == NEWEST)
+        run_id = None
+    if stored is None:
+        raise ConfigError(f"there is no run {run_id or f'of spec {name!r}'} in {runs}")
+    if stored.run.name != name:
+        raise ConfigError(f"run {run_id} is of spec {stored.run.name!r}, not of {name!r}")
+    return stored
+
+
+def _check_is_the_same(
+    stored: StoredRun, spec: dict[str, Any], path: Path, overrides: Sequence[str], runs: Path
+) -> None:
+    """Whether the file says what the run has: neither is taken in silence. Raises ConfigError."""
+    found = changes(_changed(stored, overrides), spec)
+    if not found:
+        return
+    run_id = stored.run.run_id
+    own = str(runs / run_id / SPEC_FILE)
+    update = hints.command(
+        "train", str(path), "--resume", run_id, "--update", *overrides, runs=runs
+    )
+    keep = hints.command("train", own, "--resume", run_id, *overrides, runs=runs)
+    anew = hints.command("train", str(path), *overrides, runs=runs)
+    fixed = any(change.fixed for change in found)
+    ways = [f"To keep what the run has:\n  {keep}"]
+    ways.insert(
+        0, f"To begin a new run:\n  {anew}" if fixed else f"To take what the file says:\n  {update}"
+    )
+    told = "\n".join(f"  {change.told()}" for change in found)
+    raise ConfigError("\n".join([f"{path} is not what run {run_id} has:", told, *ways]))
+
+
+def _say_what_differs(
+    stored: StoredRun, spec: dict[str, Any], overrides: Sequence[str], console: Console
+) -> None:
+    """An evaluation is of the run, whatever has become of the file since."""
+    found = changes(_changed(stored, overrides), spec)
+    if found:
+        told = "\n".join(f"  {change.told()}" for change in found)
+        text = f"Run {stored.run.run_id} is evaluated as it was trained, not as the file is now:"
+        console.print(f"{text}\n{told}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _main(request: Any, runs: Path, console: Console, *, detach: bool = False) -> int:
     """Do it, and turn what goes wrong into a message and an exit code."""
     try:
-        return _run(_carry_out(request(), runs, console))
+        asked = request()
+        asked = replace(asked, wish=replace(asked.wish, detach=detach))
+        return _run(_carry_out(asked, runs, console))
     except ConfigError as error:
         return _fail(console, str(error), BAD_SPEC)
     except (LauncherError, prepare.PrepareError, restoring.RestoreFailedError) as error:
@@ -129,9 +196,13 @@ def _conclude(outcome: Outcome, request: Request, runs: Path, console: Console) 
     if run is None:
         console.print("Interrupted before the run began; the same command starts over.")
         return INTERRUPTED
+    if request.wish.detach and run.state not in ENDED:
+        leave(console, run.run_id, runs, hints.command("stop", run.run_id, runs=runs))
+        return OK
     run_dir = runs / run.run_id
     if run.cleanup == pb.CLEANUP_LEAK_SUSPECTED:
-        left = f"something of run {run.run_id} may be left: flotilla status {run.run_id} says what"
+        look = hints.command("status", run.run_id, runs=runs)
+        left = f"something of run {run.run_id} may be left: {look} says what"
         console.print(
             f"{left}; its launcher looks again every few minutes, for a day",
             style="red",
@@ -150,8 +221,20 @@ def _conclude(outcome: Outcome, request: Request, runs: Path, console: Console) 
         console.print(f"Run {run.run_id} was stopped.", highlight=False)
     else:
         console.print(f"Run {run.run_id} was stopped; nothing of it is running.", highlight=False)
-    console.print(f"To go on:\n  {request.again}", markup=False, highlight=False, soft_wrap=True)
+    console.print(_what_next(run, request, runs), markup=False, highlight=False, soft_wrap=True)
     return INTERRUPTED if outcome.interrupted else FAILED
+
+
+def _what_next(run: pb.Run, request: Request, runs: Path) -> str:
+    """What the user can do about a run that has ended early. Resuming mends no refusal."""
+    if run.outcome != pb.OUTCOME_REFUSED:
+        return f"To go on:\n  {request.again}"
+    if not (runs / run.run_id / JOURNAL).exists():
+        return f"Nothing was trained. To begin anew, once that is mended:\n  {request.anew}"
+    return (
+        "What was trained is kept. The run goes on once that is mended; what is mended in the spec"
+        " is taken with --update."
+    )
 
 
 def _ledger(runs: Path) -> list[StoredRun]:
@@ -165,15 +248,16 @@ def _ledger(runs: Path) -> list[StoredRun]:
 
 
 def _stored(runs: Path, run_id: str) -> StoredRun | None:
-    known = next((s for s in _ledger(runs) if s.run.run_id == run_id), None)
+    known = next((s for s in _ledger(runs) if s.run.run_id == run_id or run_id == NEWEST), None)
     return known or adopted(runs, run_id)
 
 
-def _newest(runs: Path, name: str) -> StoredRun | None:
-    """The newest run of a spec that is not complete, or the newest at all."""
+def _newest(runs: Path, name: str, *, finished: bool = False) -> StoredRun | None:
+    """The newest run of a spec that is not complete, or the newest at all; with `finished` that in
+    any case."""
     found = [stored for stored in _ledger(runs) if stored.run.name == name]
     complete = (RunState.COMPLETED, RunMode.TRAIN)
-    unfinished = [s for s in found if (s.run.state, s.run.mode) != complete]
+    unfinished = [s for s in found if finished or (s.run.state, s.run.mode) != complete]
     return next(iter(unfinished or found), None)
 
 

@@ -1,10 +1,11 @@
 """Shows a board: a live display on a terminal, plain lines elsewhere."""
 
+import errno
 import os
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from typing import Protocol
+from typing import IO, Any, Protocol, cast
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -12,20 +13,61 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from services.launcher.console.board import STATE_NAMES, Board, duration_text, raised
+from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
+from services.launcher.console.board import STATE_NAMES, Board, alarm_text, duration_text
 
+TRAINING, HELD_OUT = "reward/avg_pass_at_1", "eval/all/pass_at_1"
 # Metric, heading and format of the numbers shown, in this order, where the learner sends them.
 _NUMBERS = (
-    ("reward/avg_pass_at_1", "pass@1", "{:.1%}"),
+    (TRAINING, "training pass@1", "{:.1%}"),
     ("reward/avg_raw_reward", "reward", "{:.3f}"),
     ("throughput/tokens_per_sec_gen", "tokens/s", "{:,.0f}"),
     ("async/staleness_mean", "staleness", "{:.2f}"),
-    ("eval/all/pass_at_1", "held-out pass@1", "{:.1%}"),
+    (HELD_OUT, "held-out pass@1", "{:.1%}"),
 )
+_ALARMS_SHOWN = 5
+NOTICE = alarm_pb.ALARM_SEVERITY_NOTICE
+ALARM_STYLES: Mapping["alarm_pb.AlarmSeverity.ValueType", str] = {
+    alarm_pb.ALARM_SEVERITY_UNSPECIFIED: "red",
+    NOTICE: "green",
+    alarm_pb.ALARM_SEVERITY_WARNING: "yellow",
+    alarm_pb.ALARM_SEVERITY_ERROR: "red",
+}
+
+
+class _Output:
+    """Standard output, of which the end of a terminal is no other error than that of a pipe."""
+
+    def __init__(self) -> None:
+        # A live display puts itself in its place.
+        self._stream = sys.stdout
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            raise _of_a_pipe(error) from error
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            raise _of_a_pipe(error) from error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _of_a_pipe(error: OSError) -> OSError:
+    return BrokenPipeError(*error.args) if error.errno == errno.EIO else error
 
 
 class RunConsole(Console):
-    """Goes on in silence when its reader is gone: a run does not end because `tee` did."""
+    """Goes on in silence when its reader is gone: a run does not end because `tee` did, or a
+    terminal."""
+
+    def __init__(self) -> None:
+        super().__init__(file=cast(IO[str], _Output()))
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -65,7 +107,7 @@ class PlainView:
         parts += [f"{heading} {value}" for heading, value in numbers(board.metrics).items()]
         envs = [f"{env} {value:.0%}" for env, value in sorted(board.pass_by_env().items())]
         parts += [f"({', '.join(envs)})"] if envs else []
-        if alarms := raised(board.metrics):
+        if alarms := [name for name, alarm in board.alarms.items() if alarm.severity > NOTICE]:
             parts.append(f"ALARM: {', '.join(alarms)}")
         if board.seconds_left:
             parts.append(f"{duration_text(board.seconds_left)} left")
@@ -97,16 +139,28 @@ def draw(board: Board) -> Group:
     )
     table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
     cells = numbers(board.metrics)
-    cells |= {f"pass@1 {env}": f"{value:.0%}" for env, value in sorted(board.pass_by_env().items())}
+    cells |= {
+        f"training {env}": f"{value:.0%}" for env, value in sorted(board.pass_by_env().items())
+    }
     for heading in cells:
         table.add_column(heading, style="cyan")
     table.add_row(*cells.values())
     services = "  ".join(
         f"{name} {state}" for name, state in sorted(board.replicas.items()) if state != "stopped"
     )
-    alarms = Text(", ".join(f"alarm: {name}" for name in raised(board.metrics)), style="red")
-    shown = [head, table if cells else Text(""), *([alarms] if alarms else [])]
+    shown = [head, table if cells else Text(""), *_alarms(board)]
     return Group(*shown, Text(services, style="dim"))
+
+
+def _alarms(board: Board) -> list[Text]:
+    """A line each; lines scrolled by have said all of them whole."""
+    alarms = sorted(board.alarms.values(), key=lambda alarm: -alarm.severity)
+    lines = [
+        Text(alarm_text(alarm), style=ALARM_STYLES[alarm.severity], no_wrap=True)
+        for alarm in alarms[:_ALARMS_SHOWN]
+    ]
+    more = len(alarms) - len(lines)
+    return [*lines, *([Text(f"and {more} more: flotilla status", style="dim")] if more else [])]
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from services.common import interpreter
 from services.launcher.doctor.results import Finding, Status, fail, first_line
 
 _ADAPTERS = "services.launcher.adapters"
@@ -42,7 +43,7 @@ async def ask(
     python: str, module: str, question: Mapping[str, Any], environ: Mapping[str, str]
 ) -> list[Finding]:
     """The findings of a probe's module in another process, by `answer`."""
-    command = (python, "-m", f"{_ADAPTERS}.{module}")
+    command = interpreter.python("-m", f"{_ADAPTERS}.{module}", executable=python)
     code, output, errors = await output_of(command, json.dumps(question).encode(), environ)
     try:
         pairs = json.loads(output.strip().splitlines()[-1])

@@ -3,13 +3,13 @@ where they will run."""
 
 import asyncio
 import json
-import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.common.interpreter import python
 from services.launcher.doctor.children import output_of
 from services.launcher.doctor.ports import used_backends
 from services.launcher.doctor.results import (
@@ -26,7 +26,7 @@ from services.launcher.runs import GATEWAY, LEARNER
 FLEET_OPENENV = "fleet_openenv"
 FLEET_BACKENDS = ("fleet", FLEET_OPENENV)
 # The selection is the learner's: its own functions make it, in a process of its own. By file the
-# keys of the tasks that are left, and what is wrong.
+# keys of the tasks that are left, and what is wrong, with what to do.
 _CHOOSE = """
 import json, sys
 from pathlib import Path
@@ -49,11 +49,13 @@ told = {}
 for path in asked["files"]:
     try:
         told[path] = [chosen(path), ""]
-    except (TaskFileError, SelectionError) as error:
-        told[path] = [[], str(error)]
+    except TaskFileError as error:
+        told[path] = [[], f"{error}; correct the file"]
+    except SelectionError as error:
+        told[path] = [[], f"{error}; correct learner.select, or the file"]
 print(json.dumps(told))
 """
-_FILE, _SELECTION = "correct {key}, or make the file", "correct learner.select, or the file"
+_FILE = "correct {key}, or make the file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ async def dataset(subject: Subject) -> list[Finding]:
     counts: Counter[Version] = Counter()
     for path, (keys, wrong) in used.items():
         if wrong:
-            findings.append(fail(wrong, _SELECTION))
+            findings.append(Finding(Status.FAIL, wrong))
         left = those_of(files[path], keys)
         if 0 < len(left) < len(files[path]):
             findings.append(ok(f"{len(left)} of the {len(files[path])} tasks of {path} are used"))
@@ -131,7 +133,7 @@ async def chosen(
         "select": section["select"],
         "seed": subject.shared.seed,
     }
-    command = (sys.executable, "-c", _CHOOSE)
+    command = python("-c", _CHOOSE)
     code, output, errors = await output_of(command, json.dumps(question).encode(), subject.environ)
     if code != 0:
         last = first_line("\n".join(reversed(errors.strip().splitlines())))
@@ -151,31 +153,33 @@ def read_tasks(path: Path) -> list[dict[str, Any]]:
     if not tasks:
         raise TaskFileError(f"{path} holds no task")
     for number, task in enumerate(tasks):
-        if not (_key_of(task) and env_key_of(task)):
+        if not (key_of(task) and env_key_of(task)):
             raise TaskFileError(f"{path}: task {number} has no key, or no env_id")
     return tasks
 
 
 def those_of(tasks: Sequence[Mapping[str, Any]], keys: Collection[str]) -> list[Mapping[str, Any]]:
     """Of these tasks those that have one of the keys, in their order."""
-    return [task for task in tasks if _key_of(task) in keys]
+    return [task for task in tasks if key_of(task) in keys]
 
 
-def _key_of(task: Mapping[str, Any]) -> str:
-    return _field(task, "key", "task_key")
+def key_of(task: Mapping[str, Any]) -> str:
+    return task_field(task, "key", "task_key")
 
 
 def env_key_of(task: Mapping[str, Any]) -> str:
-    return _field(task, "env_id", "env_key")
+    return task_field(task, "env_id", "env_key")
 
 
 def version_of(task: Mapping[str, Any]) -> Version:
     return Version(
-        env_key_of(task), _field(task, "version", "env_version"), _field(task, "data_version")
+        env_key_of(task),
+        task_field(task, "version", "env_version"),
+        task_field(task, "data_version"),
     )
 
 
-def _field(task: Mapping[str, Any], *names: str) -> str:
+def task_field(task: Mapping[str, Any], *names: str) -> str:
     """A field by the first of its names that the task uses."""
     return next((str(task[name]) for name in names if task.get(name) is not None), "")
 

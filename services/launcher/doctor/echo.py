@@ -3,7 +3,6 @@
 import asyncio
 import json
 import secrets
-import sys
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -13,6 +12,7 @@ import grpc.aio
 from services.common import rpc
 from services.common.arguments import TOKEN_VARIABLE
 from services.common.errors import ConfigError
+from services.common.interpreter import python
 from services.common.tls import TLS_VARIABLE, Tls, likely_cause
 from services.launcher.doctor.echo_server import METHOD, SERVICE
 from services.launcher.doctor.results import Finding, fail, first_line, ok
@@ -68,7 +68,7 @@ async def _served(subject: Subject, token: str, tls: Tls | None) -> AsyncGenerat
     """The address of an echo in a process of its own. Raises ConfigError."""
     secret = {TOKEN_VARIABLE: token, **({TLS_VARIABLE: tls.to_text()} if tls else {})}
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.launcher.doctor.echo_server", "--until-eof"),
+        *python("-m", "services.launcher.doctor.echo_server", "--until-eof"),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -1,9 +1,9 @@
 """The doctor before a start: what fails refuses the run, before it costs anything."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 
-from services.common import log
 from services.common.errors import ConfigError
 from services.launcher.doctor.examine import examine
 from services.launcher.doctor.registry import PROBES
@@ -12,10 +12,8 @@ from services.launcher.doctor.subject import subject_of
 from services.launcher.plan import BadSpecError, read_spec
 from services.launcher.ports import Intent, RefusedError
 
-_log = log.get_logger(__name__)
 
-
-async def doctor_gate(intent: Intent) -> None:
+async def doctor_gate(intent: Intent) -> Sequence[str]:
     """Implements `ports.Gate`: all probes before machines are rented, the quick ones here."""
     try:
         subject = subject_of(read_spec(intent.spec_json), intent.run_dir.parent, os.environ)
@@ -25,14 +23,7 @@ async def doctor_gate(intent: Intent) -> None:
     everything = intent.config.backend != "local"
     probes = [probe for probe in PROBES if everything or probe.local]
     results = await examine(subject, probes=probes)
-    for result in results:
-        if result.status is Status.WARN:
-            _log.warning(
-                "the doctor warns",
-                run_id=intent.run.run_id,
-                probe=result.probe,
-                detail=result.detail,
-            )
+    warned = [f"{r.probe}: {r.detail}" for r in results if r.status is Status.WARN]
     failed = [f"{r.probe}: {r.detail}" for r in results if r.status is Status.FAIL]
     if failed:
         lines = "\n".join(failed)
@@ -40,3 +31,4 @@ async def doctor_gate(intent: Intent) -> None:
             f"the doctor found what would fail:\n{lines}\nTo start in spite of one, leave it out:"
             " launcher.skip_probes"
         )
+    return [f"the doctor warns: {line}" for line in warned]

@@ -2,9 +2,9 @@
 
 import asyncio
 import json
-import sys
 from pathlib import Path
 
+from services.common.interpreter import python
 from services.launcher.doctor.children import output_of
 from services.launcher.doctor.results import (
     Finding,
@@ -44,7 +44,7 @@ async def policy_folder(subject: Subject) -> Path:
         return folder
     question = json.dumps({"model": policy.model, "revision": policy.revision})
     # A download that hangs can be ended only in a process of its own.
-    command = (sys.executable, "-m", "services.launcher.adapters.probes_hub")
+    command = python("-m", "services.launcher.adapters.probes_hub")
     code, output, errors = await output_of(command, question.encode(), subject.environ)
     if code != 0:
         raise NoPolicyError(

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from services.launcher.doctor.results import Finding, NotApplicableError, fail, ok, warn
 from services.launcher.doctor.subject import Subject
-from services.launcher.runs import GATEWAY
+from services.launcher.runs import GATEWAY, LEARNER
 
 _CONNECT_S = 5.0
 _LOOPBACK = "127.0.0.1"
@@ -39,6 +39,9 @@ def _fixed(subject: Subject) -> Iterator[tuple[str, int]]:
         for option, value in pairwise(command):
             if option == "--port" and value.isdecimal() and int(value):
                 yield f"env_gateway.backends.{name}.command", int(value)
+    # WeightService's own; 0 is any.
+    if port := subject.sections.get(LEARNER, {}).get("weights", {}).get("port"):
+        yield "learner.weights.port", port
 
 
 def used_backends(subject: Subject) -> set[str]:

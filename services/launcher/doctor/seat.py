@@ -6,6 +6,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from services.common import interpreter
 from services.common.arguments import TOKEN_VARIABLE
 from services.common.tls import TLS_VARIABLE
 from services.launcher.doctor.children import output_of
@@ -80,7 +81,7 @@ async def sit(
     """Be a rank, in a process that ends with this call. Rank 0 has the `listener` to hand on."""
     kept = {name: value for name, value in environ.items() if name not in _WITHHELD}
     handed: Sequence[int] = () if listener is None else (listener,)
-    command = (python, "-m", _MODULE, *map(str, handed))
+    command = interpreter.python("-m", _MODULE, *map(str, handed), executable=python)
     code, output, errors = await output_of(command, seat.to_bytes(), kept, handed)
     try:
         # Vendors print as well.

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -101,25 +100,23 @@ def subject_of(plan: Plan, folder: Path, environ: Mapping[str, str]) -> Subject:
 
 async def read_sections(subject: Subject) -> tuple[dict[str, Mapping[str, Any]], list[Finding]]:
     """What each service makes of its part of the spec, and what it has against it."""
-    with tempfile.TemporaryDirectory(prefix="flotilla-doctor-") as folder:
-        path = Path(folder) / "spec.json"
-        path.write_text(subject.plan.text)
-        read = await asyncio.gather(*(_read(subject, service, path) for service in SERVICES))
+    read = await asyncio.gather(*(_read(subject, service) for service in SERVICES))
     sections = {service: section for service, section, _ in read if section is not None}
     findings = [finding for _, _, finding in read if finding is not None]
     return sections, findings or [ok(f"valid for {', '.join(sections) or 'the launcher'}")]
 
 
 async def _read(
-    subject: Subject, service: str, spec: Path
+    subject: Subject, service: str
 ) -> tuple[str, Mapping[str, Any] | None, Finding | None]:
     if service in subject.plan.config.modules:
         # Whatever it would print, its keys are not those that the probes know.
         return service, None, None
-    command = (*check_command({}, service, spec)[:-1], "--print-config")
-    code, output, errors = await output_of(command, b"", subject.environ)
+    command = (*check_command({}, service)[:-1], "--print-config")
+    given = subject.plan.text.encode()
+    code, output, errors = await output_of(command, given, subject.environ)
     if code != 0:
-        said = errors.replace(str(spec), "spec").strip() or f"exited with code {code}"
+        said = errors.strip() or f"exited with code {code}"
         return service, None, fail(f"{service}: {said}", "correct the spec")
     try:
         return service, json.loads(output), None

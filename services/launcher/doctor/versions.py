@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from services.common import interpreter
 from services.launcher.doctor.children import output_of
 from services.launcher.doctor.results import Finding, NotApplicableError, fail, first_line, ok
 from services.launcher.doctor.subject import Subject
@@ -36,7 +37,9 @@ async def versions(subject: Subject) -> list[Finding]:
     if not subject.sections:
         raise NotApplicableError("no service of this project is started")
     python = subject.interpreter()
-    code, output, errors = await output_of((python, "-c", _ASK), b"", subject.environ)
+    code, output, errors = await output_of(
+        interpreter.python("-c", _ASK, executable=python), b"", subject.environ
+    )
     if code != 0:
         said = first_line(errors) or f"code {code}"
         return [fail(f"{python} does not run: {said}", "make the environment anew: `make setup`")]
@@ -105,7 +108,7 @@ def _trap(packages: Mapping[str, str]) -> list[Finding]:
 def _device(packages: Mapping[str, str], subject: Subject) -> list[Finding]:
     rank: Mapping[str, Any] = subject.sections.get(LEARNER, {}).get("rank", {})
     asked = {"learner.rank.device": rank.get("device") == "cuda"}
-    asked["rollout.engine.device"] = _engine(subject).get("device") == "gpu"
+    asked["rollout.engine.device"] = _engine(subject).get("device") == "cuda"
     keys = [key for key, gpu in asked.items() if gpu]
     # Machines elsewhere make an environment of their own: that here says nothing of their torch.
     if subject.backend != "local" or not keys or "+cpu" not in packages.get("torch", ""):

@@ -10,9 +10,7 @@ from services.launcher.config import LauncherConfig
 from services.launcher.notify.messages import Facts
 from services.launcher.store import StoredRun
 
-ALARMS_FILE = "alarms.jsonl"
 FIRST_LAST = "eval/all/pass_at_1"
-_ALARMS_READ_BYTES = 256 * 1024
 _REPLICA = re.compile(r"(env_gateway|learner|rollout)-\d+\b")
 
 
@@ -79,21 +77,3 @@ def selected_tasks(spec_json: str) -> str:
 
 def _listed(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def alarm_said(run_dir: Path, rule: str, scope: str) -> dict[str, str]:
-    """Cause, fix and step of an alarm, where the learner's file is on this machine."""
-    path = run_dir / ALARMS_FILE
-    if not path.exists():
-        return {}
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _ALARMS_READ_BYTES))
-        lines = file.read().decode(errors="replace").splitlines()
-    for line in reversed(lines):
-        try:
-            said: Any = json.loads(line)
-        except ValueError:
-            continue
-        if (said.get("alarm"), said.get("scope")) == (rule, scope):
-            return {key: str(said.get(key, "")) for key in ("cause", "fix", "step")}
-    return {}

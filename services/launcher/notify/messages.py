@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from services.launcher.budget import WARN_SHARE
+from services.launcher.progress import Alarm
 from services.launcher.runs import Cleanup, Cost, Outcome, RunMode, RunState
 
 _TEXT_CHARACTERS = 1_500
@@ -21,6 +22,7 @@ class Kind(StrEnum):
     STOPPED = "stopped"
     BUDGET = "budget"
     ALARM = "alarm"
+    NOTICE = "notice"
     LEAK_SUSPECTED = "leak_suspected"
 
 
@@ -99,14 +101,15 @@ def of_spending(facts: Facts) -> dict[str, Message]:
     return told
 
 
-def of_alarm(run_id: str, rule: str, scope: str, told: Mapping[str, str]) -> Message:
-    """An alarm of the learner; `told` is what its file says of it, where that can be read."""
-    name = rule.replace("_", " ")
-    title = f"Alarm: {name}" if scope == "all" else f"Alarm: {name} of {scope}"
-    text = ". ".join(part for part in (told.get("cause", ""), told.get("fix", "")) if part)
-    step = (("Step", told["step"]),) if told.get("step") else ()
-    text = text or f"See `flotilla status {run_id}` and docs/metrics.md."
-    return Message(Kind.ALARM, title, (("Run", run_id), *step), text[:_TEXT_CHARACTERS])
+def of_alarm(run_id: str, alarm: Alarm) -> Message:
+    """An alarm of the learner, or what is good news."""
+    kind = Kind.NOTICE if alarm.severity == "notice" else Kind.ALARM
+    name = alarm.rule.replace("_", " ")
+    title = f"{kind.capitalize()}: {name}"
+    title = title if alarm.scope == "all" else f"{title} of {alarm.scope}"
+    text = ". ".join(part for part in (alarm.cause, alarm.fix) if part)
+    pairs = (("Run", run_id), ("Step", str(alarm.step)))
+    return Message(kind, title, pairs, text[:_TEXT_CHARACTERS])
 
 
 def _started(facts: Facts, *, resumed: bool) -> Message:

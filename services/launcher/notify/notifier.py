@@ -16,10 +16,10 @@ from services.launcher.notify.messages import Message
 from services.launcher.notify.outbox import Outbox, Target
 from services.launcher.notify.post import Post
 from services.launcher.notify_config import NotifyConfig
+from services.launcher.progress import Alarm
 from services.launcher.runs import RunState
 from services.launcher.store import Event, Store, StoredRun
 
-_ALARMS = "alarms/"
 # The learner's last word, which the launcher's own says better.
 _RUN_FAILED = "run_failed"
 _LOOK_S = 5.0
@@ -40,8 +40,8 @@ def targets_of(config: NotifyConfig) -> list[Target]:
 class Notifier:
     """Implements `Observer`: `__call__` may be told of an event again, and keeps one message.
 
-    Alarms and the first evaluation it sees in the learner's newest metrics, which come with the
-    heartbeats of a learner anywhere.
+    The first evaluation it sees in the learner's newest metrics, which come with the heartbeats of
+    a learner anywhere.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class Notifier:
 
     async def __call__(self, stored: StoredRun, event: Event) -> None:
         config = _config(stored)
-        if config is None or event.kind not in ("state", "cost"):
+        if config is None or event.kind not in ("state", "cost", "alarm"):
             return
-        self._look_at(stored, config)
+        self._look_at(stored)
         for key, message in self._said(stored, config, event).items():
             self._put(stored.run.run_id, key, message, config)
 
@@ -77,13 +77,15 @@ class Notifier:
             await asyncio.sleep(_LOOK_S)
 
     def look(self) -> None:
-        """Put alarms that are new into the outbox."""
+        """Note first evaluations."""
         for stored in self._store.newest():
             config = None if stored.run.state.ended else _config(stored)
             if config is not None:
-                self._look_at(stored, config)
+                self._look_at(stored)
 
     def _said(self, stored: StoredRun, config: LauncherConfig, event: Event) -> dict[str, Message]:
+        if event.kind == "alarm":
+            return _of_alarm(stored, event)
         run_id, key = stored.run.run_id, f"state/{event.number}"
         state = RunState(event.body["state"]) if event.kind == "state" else None
         known = facts.facts_of(
@@ -103,26 +105,22 @@ class Notifier:
             told |= {f"{key}/{number}": message for number, message in enumerate(said)}
         return told
 
-    def _look_at(self, stored: StoredRun, config: LauncherConfig) -> None:
+    def _look_at(self, stored: StoredRun) -> None:
         run_id, metrics = stored.run.run_id, stored.metrics
         if facts.FIRST_LAST in metrics:
             self._outbox.note_evaluation(run_id, metrics[facts.FIRST_LAST])
-        # alarms/RULE/SCOPE; alarms/raised is their number.
-        names = (name.removeprefix(_ALARMS) for name in metrics if name.startswith(_ALARMS))
-        raised = {name for name in names if "/" in name and not name.startswith(_RUN_FAILED)}
-        for alarm in self._outbox.newly_raised(run_id, raised):
-            rule, _, scope = alarm.partition("/")
-            said = facts.alarm_said(self._runs / run_id, rule, scope)
-            message = messages.of_alarm(run_id, rule, scope, said)
-            event = f"alarm/{alarm}/{self._clock():.3f}"
-            self._put(run_id, event, message, config, alarm=alarm)
 
-    def _put(
-        self, run_id: str, event: str, message: Message, config: LauncherConfig, *, alarm: str = ""
-    ) -> None:
-        targets = targets_of(config.notify)
-        self._outbox.put(run_id, event, message, targets, self._clock(), alarm=alarm)
+    def _put(self, run_id: str, event: str, message: Message, config: LauncherConfig) -> None:
+        self._outbox.put(run_id, event, message, targets_of(config.notify), self._clock())
         self._post.wake()
+
+
+def _of_alarm(stored: StoredRun, event: Event) -> dict[str, Message]:
+    body = dict(event.body)
+    if body.pop("change") == "cleared" or body["rule"] == _RUN_FAILED:
+        return {}
+    message = messages.of_alarm(stored.run.run_id, Alarm(**body))
+    return {f"alarm/{event.number}": message}
 
 
 def _config(stored: StoredRun) -> LauncherConfig | None:

@@ -25,9 +25,6 @@ CREATE TABLE IF NOT EXISTS outbox (
 CREATE TABLE IF NOT EXISTS threads (
   run_id TEXT NOT NULL, target TEXT NOT NULL, thread TEXT NOT NULL, PRIMARY KEY (run_id, target)
 );
-CREATE TABLE IF NOT EXISTS raised_alarms (
-  run_id TEXT NOT NULL, alarm TEXT NOT NULL, PRIMARY KEY (run_id, alarm)
-);
 CREATE TABLE IF NOT EXISTS first_evaluations (run_id TEXT PRIMARY KEY, pass_at_1 REAL NOT NULL);
 """
 
@@ -90,19 +87,14 @@ class Outbox:
         message: Message,
         targets: Sequence[Target],
         now: float,
-        *,
-        alarm: str = "",
     ) -> None:
-        """Keep a message for each target, unless that event is there already. Of an `alarm`, note
-        in the same commit that it is raised."""
+        """Keep a message for each target, unless that event is there already."""
         text = redact(json.dumps(asdict(message)))
         self._db.execute("BEGIN IMMEDIATE")
         self._db.executemany(
             "INSERT OR IGNORE INTO outbox VALUES (?, ?, ?, ?, ?, ?, 'waiting', 0, 0, '')",
             [(run_id, event, at.kind, _place(at), text, now) for at in targets],
         )
-        if alarm:
-            self._db.execute("INSERT OR IGNORE INTO raised_alarms VALUES (?, ?)", (run_id, alarm))
         self._db.execute("COMMIT")
 
     def heads(self) -> list[Letter]:
@@ -151,18 +143,6 @@ class Outbox:
             (run_id, event),
         ).fetchone()
         return row is not None
-
-    def newly_raised(self, run_id: str, raised: set[str]) -> list[str]:
-        """Those of which no letter tells since they were last raised; forgets the others."""
-        rows = self._db.execute("SELECT alarm FROM raised_alarms WHERE run_id = ?", (run_id,))
-        known = {row["alarm"] for row in rows.fetchall()}
-        if known == raised:
-            return []
-        self._db.executemany(
-            "DELETE FROM raised_alarms WHERE run_id = ? AND alarm = ?",
-            [(run_id, alarm) for alarm in known - raised],
-        )
-        return sorted(raised - known)
 
     def note_evaluation(self, run_id: str, pass_at_1: float) -> None:
         """The first one of a run stays."""

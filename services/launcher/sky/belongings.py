@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
+from services.common.spec_files import named_files
+
 
 def named(spec: Mapping[str, Any]) -> list[str]:
-    """The model, the tasks and the evaluation sets, where they are paths within the code's folder;
-    a model may also be an id of the hub."""
+    """The model, the tasks, the evaluation sets and what verifies them, where they are paths within
+    the code's folder; a model may also be an id of the hub."""
     return list(keys(spec))
 
 
@@ -57,6 +59,8 @@ def _named(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "learner.tasks", learner["tasks"]
     for number, each in enumerate(learner.get("eval", {}).get("sets", [])):
         yield f"learner.eval.sets.{number}.tasks", each["tasks"]
+    for table, key in named_files(spec):
+        yield f"env_gateway: {key}", table[key]
 
 
 def _is_within(name: str) -> bool:

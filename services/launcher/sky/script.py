@@ -36,6 +36,8 @@ class Watched:
     evaluate: bool = False
     # Machines of the replica.
     nodes: int = 1
+    # Whether it serves Prometheus, on the machine itself.
+    metrics: bool = False
 
 
 def run_script(watched: Watched) -> str:
@@ -108,6 +110,7 @@ def _service(watched: Watched, run_dir: str) -> tuple[str, ...]:
         *("--run-dir", run_dir),
         *("--replica", str(index)),
         *("--registry", watched.registry),
+        *(("--metrics-listen", "127.0.0.1:0") if watched.metrics else ()),
         *_ranks(watched),
     )
     if service == LEARNER and watched.evaluate:

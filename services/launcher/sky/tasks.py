@@ -131,6 +131,7 @@ def _watched(site: Site, key: Key) -> Watched:
         hard_limit_s=hard_limit_s(site.config),
         evaluate=site.mode is RunMode.EVAL_ONLY,
         nodes=machines_of(sky, key[0]).num_nodes,
+        metrics=site.config.metrics,
     )
 
 

@@ -60,7 +60,8 @@ class Wish:
 def read_wish(arguments: Arguments) -> Wish:
     """The command line and the spec that it names. Raises ConfigError."""
     spec = load_spec(arguments.config)
-    config = parse(LauncherConfig, spec.get("launcher", {}), where=f"{arguments.config} [launcher]")
+    table, where = spec.get("launcher", {}), str(arguments.config)
+    config = parse(LauncherConfig, table, where=where, section="launcher")
     return Wish(arguments, config, _uploads(spec, arguments.run_id))
 
 

@@ -7,13 +7,13 @@ run for its next ones.
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from services.common.interpreter import python
 from services.launcher.adopt import JOURNAL, what_is_gone
 from services.launcher.logs import last_lines
 from services.launcher.runs import Policy
@@ -89,8 +89,9 @@ class RunFolder:
     async def _restore(self) -> int:
         """The exit code of the learner's own program: the store is the learner's."""
         runs, url = str(self.run_dir.parent), str(self.url)
-        command = [sys.executable, "-m", "services.learner.restore", url]
-        command += ["--config", str(self.spec), "--runs", runs]
+        command = python(
+            *("-m", "services.learner.restore", url, "--config", str(self.spec), "--runs", runs)
+        )
         with self.log.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *command,

@@ -2,12 +2,12 @@
 
 import asyncio
 import os
-import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from services.common.interpreter import python
 from services.learner.rank import wire
 from services.learner.rank.calls import Answer, Calls, failed
 from services.learner.rank.config import RankConfig
@@ -39,9 +39,7 @@ class RankProcess:
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "services.learner.rank",
+                *python("-m", "services.learner.rank"),
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=log,
@@ -50,11 +48,6 @@ class RankProcess:
                 start_new_session=True,
             )
         return RankProcess(process, name, log_path)
-
-    @property
-    def pid(self) -> int:
-        """Of the process."""
-        return self._process.pid
 
     @property
     def ended(self) -> bool:

@@ -51,11 +51,6 @@ class LocalRanks:
         self._processes: list[RankProcess] = []
         self._elsewhere: Sequence[RankHandle] = ()
 
-    @property
-    def pids(self) -> list[int]:
-        """Of the processes here, the first rank's first."""
-        return [process.pid for process in self._processes]
-
     async def start(self, checkpoint: Path | None) -> ModelInfo:
         """Starts the processes; ranks that ran before are ended first. See `ports.Ranks`."""
         await self.close()
@@ -65,7 +60,13 @@ class LocalRanks:
         self._elsewhere = await self._meeting.gather()
         rendezvous = await self._meeting.place(self._processes[0])
         setups = [self._setup(checkpoint, index, rendezvous) for index in range(self._count)]
-        answers = await self._call("start", setups)
+        try:
+            answers = await self._call("start", setups)
+        except asyncio.CancelledError:
+            # A rank that loads a model listens to nobody, and has nothing to lose.
+            for rank in self._all:
+                rank.kill()
+            raise
         if any(answer != answers[0] for answer in answers):
             for rank in self._all:
                 rank.kill()

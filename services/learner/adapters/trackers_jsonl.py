@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common.errors import ConfigError
+from services.learner.metrics.lines import points
 from services.learner.ports import TrackedRun
 from services.learner.types import Histogram
 
@@ -74,10 +75,7 @@ def _mend(path: Path) -> OrderedDict[int, set[str]]:
         whole = tail.rfind(b"\n") + 1
         if whole < len(tail):
             file.truncate(start + whole)
-    for line in tail[:whole].splitlines()[-_REMEMBERED:]:
-        try:
-            point = json.loads(line)
-        except ValueError:  # begins before the tail
-            continue
+    # The first line may begin before the tail.
+    for point in points(tail[:whole].splitlines()[-_REMEMBERED:]):
         known.setdefault(point.pop("step"), set()).update(point)
     return known

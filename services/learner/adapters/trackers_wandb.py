@@ -2,6 +2,7 @@
 
 import netrc
 import os
+import shlex
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -61,7 +62,7 @@ class WandbTracker:
             _log.info(
                 "wandb is offline",
                 reason=offline,
-                upload=f"wandb sync {Path(self._run.dir).parent}",
+                upload=shlex.join(("wandb", "sync", str(Path(self._run.dir).parent))),
             )
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")

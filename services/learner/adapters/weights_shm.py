@@ -2,11 +2,11 @@
 
 import asyncio
 import json
-import sys
 from asyncio.subprocess import PIPE, Process
 from pathlib import Path
 from typing import Any
 
+from services.common.interpreter import python
 from services.common.listen import advertised, joined, split
 from services.common.runtime import Runtime
 from services.learner.config import LearnerConfig
@@ -53,9 +53,7 @@ class WeightServer:
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
         with self._log_path.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "services.learner.weight_server",
+                *python("-m", "services.learner.weight_server"),
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=log,

@@ -1,10 +1,13 @@
 """Raises each alarm once and clears it when its cause is gone."""
 
+import logging
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from services.common.log import get_logger
+from services.common.log import get_logger, redact
+from services.common.text import one_line
 from services.common.watchdog import Standstill
 from services.learner.alarms import events
 from services.learner.alarms.config import AlarmsConfig
@@ -16,7 +19,14 @@ from services.learner.incidents import Incident
 from services.learner.ports import AlarmSink
 
 _log = get_logger(__name__)
-_PREFIX = "alarms/"
+# Of the text of one alarm: it is on boards, in chats and in every heartbeat.
+_CHARACTERS = 700
+_LEVELS = {
+    Severity.NOTICE: logging.INFO,
+    Severity.WARNING: logging.WARNING,
+    Severity.ERROR: logging.ERROR,
+}
+_SEVEREST = (Severity.ERROR, Severity.WARNING, Severity.NOTICE)
 
 
 class Alarms:
@@ -40,6 +50,8 @@ class Alarms:
         self._raised: dict[tuple[str, str], Alarm] = {}
         self._lock = threading.Lock()
         self.step = 0
+        # Called after each change, by whichever thread made it.
+        self.on_change: Callable[[], None] = _ignore
 
     @property
     def memory(self) -> dict[str, Any]:
@@ -48,21 +60,21 @@ class Alarms:
 
     @property
     def raised(self) -> list[Alarm]:
+        """The most severe first, and of those the oldest."""
         with self._lock:
-            return list(self._raised.values())
+            found = list(self._raised.values())
+        return sorted(found, key=lambda alarm: _SEVEREST.index(alarm.verdict.severity))
+
+    @property
+    def count(self) -> int:
+        """How many are raised; good news is no alarm."""
+        return sum(alarm.verdict.severity is not Severity.NOTICE for alarm in self.raised)
 
     @property
     def metrics(self) -> dict[str, float]:
         """`alarms/{rule}/{scope}`: 1 for each that is raised."""
         keys = [alarm.verdict for alarm in self.raised]
-        return {f"{_PREFIX}{v.rule}/{v.scope.replace('/', '_')}": 1.0 for v in keys}
-
-    def show(self, metrics: dict[str, float]) -> None:
-        """Have `metrics` hold `self.metrics`, and no alarm that is cleared."""
-        now = self.metrics
-        for name in [n for n in metrics if n.startswith(_PREFIX) and n not in now]:
-            del metrics[name]
-        metrics.update(now)
+        return {f"alarms/{v.rule}/{v.scope.replace('/', '_')}": 1.0 for v in keys}
 
     def step_done(self, facts: StepFacts) -> None:
         """Judge a step. That it ended clears what was said about stages that stood still."""
@@ -74,9 +86,12 @@ class Alarms:
         self.judge(self._evals.of(version, metrics))
         self._moved()
 
-    def look(self, streaks: Mapping[str, Streak]) -> None:
+    def look(
+        self, streaks: Mapping[str, Streak], template_errors: Mapping[str, str] | None = None
+    ) -> None:
         """Call it about once a second: what goes wrong while no step ends."""
         self.judge(events.failing(self._config, streaks))
+        self.judge(events.template_errors(template_errors or {}))
 
     def damage(self, incident: Incident) -> None:
         """Something on disk was not what had been written, and the run went on without it."""
@@ -108,11 +123,12 @@ class Alarms:
             if bool(verdict.bad) == (known is not None):
                 return
             if known is None:
-                alarm = Alarm(verdict, raised=True, step=self.step, since_step=self.step)
+                alarm = Alarm(_plain(verdict), raised=True, step=self.step, since_step=self.step)
                 self._raised[key] = alarm
             else:
                 alarm = Alarm(known.verdict, False, self.step, known.since_step)
                 del self._raised[key]
+        self.on_change()
         self._tell(alarm)
 
     def _tell(self, alarm: Alarm) -> None:
@@ -121,8 +137,18 @@ class Alarms:
         if not alarm.raised:
             _log.info("an alarm is over", **facts, since_step=alarm.since_step)
         else:
-            say = _log.error if verdict.severity is Severity.ERROR else _log.warning
             figures = {"value": round(verdict.value, 4), "limit": round(verdict.limit, 4)}
-            say("alarm", **facts, **figures, cause=verdict.cause, fix=verdict.fix)
+            said = {**facts, **figures, "cause": verdict.cause, "fix": verdict.fix}
+            _log.log(_LEVELS[verdict.severity], "alarm", **said)
         for sink in self._sinks:
             sink.send(alarm)
+
+
+def _plain(verdict: Verdict) -> Verdict:
+    """With words of others made harmless."""
+    cause, fix = (one_line(redact(text), _CHARACTERS) for text in (verdict.cause, verdict.fix))
+    return replace(verdict, cause=cause, fix=fix)
+
+
+def _ignore() -> None:
+    """Nobody waits for changes."""

@@ -5,6 +5,7 @@ import re
 from pydantic import Field, field_validator
 
 from services.common.config import Model
+from services.common.ranges import Count, Share, Steps
 
 _WEBHOOK = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]*|https?://\S+")
 
@@ -14,26 +15,30 @@ class AlarmsConfig(Model):
 
     # A URL that takes {"text": ...}, as Slack's do, or $NAME of an environment variable with one.
     webhook: str | None = None
-    window: int = Field(default=8, ge=1)
-    count: int = Field(default=32, ge=1)
+    window: Steps = 8
+    count: Count = 32
     # Least share of groups whose attempts differ in reward.
-    signal_ratio: float = Field(default=0.25, ge=0, le=1)
+    signal_ratio: Share = 0.25
+    # An environment whose attempts pass in so large a share is solved where they hardly differ.
+    solved_share: Share = 0.9
     # Largest share of tries whose grade is not known.
-    no_grade_rate: float = Field(default=0.1, ge=0, le=1)
+    no_grade_rate: Share = 0.1
     # Largest share of tool calls that end in an error.
-    tool_error_rate: float = Field(default=0.5, ge=0, le=1)
+    tool_error_rate: Share = 0.5
     # Largest share of groups that were dropped because they were too old.
-    stale_share: float = Field(default=0.2, ge=0, le=1)
+    stale_share: Share = 0.2
     # Attempts that are so many times as long, or as short, as in the run's first `window` steps.
-    length_factor: float = Field(default=3.0, gt=1)
+    length_factor: float = Field(default=3.0, gt=1, le=1000)
     # Least entropy, as a share of that of the first `window` steps.
     entropy_share: float = Field(default=0.1, ge=0, lt=1)
     # Least fall of pass@1 on a set of tasks, from the best before it, that is outside chance.
-    eval_fall: float = Field(default=0.05, ge=0, le=1)
+    eval_fall: Share = 0.05
     # Tries in a row at one environment of which none gets a grade.
-    failing_tries: int = Field(default=16, ge=1)
+    failing_tries: Count = 16
+    # Steps in a row in which no attempt in an environment got a reward other than 0.
+    no_reward_steps: Steps = 3
     # Tasks of one environment that were given up, within `window` steps.
-    given_up_tasks: int = Field(default=3, ge=1)
+    given_up_tasks: Count = 3
 
     @field_validator("webhook")
     @classmethod

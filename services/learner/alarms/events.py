@@ -15,6 +15,8 @@ _LOOK_AT = {
     "no_grade": "Its verifier or grader fails: grade one attempt by hand (flotilla env try), and"
     " see logs/env_gateway-0.log",
     "engine_error": "The engine fails on its prompts: see logs/rollout-0.log",
+    "template_error": "The chat template of policy.model does not render what its tools answer:"
+    ' set rollout.prompt.profile = "full", or mend the template',
     "aborted": "Rollout workers give its attempts up: see logs/rollout-0.log",
 }
 _ASIDE = "The learner's log says what happened (logs/learner-0.log)"
@@ -22,7 +24,8 @@ _DAMAGE = {
     "damaged_checkpoint": "The run went on from the checkpoint before it and replays the steps"
     " between; look at the disk, and keep more (checkpoint.keep)",
     "checkpoint_failed": "The checkpoints before it are whole; free or mend the disk",
-    "lost_with_disk": "The run goes on from its newest upload; what came after it is sampled again",
+    "lost_with_disk": "The run goes on from what was left; what came after it is sampled again",
+    "damaged_mark": "Nothing is known to be missing; look at the disk, and who copies its folders",
     "corrupt_record": "What is damaged is not trained on; look at the disk and its cables",
 }
 
@@ -36,16 +39,35 @@ def _failing(config: AlarmsConfig, env: str, streak: Streak) -> Verdict:
     bad = True if streak.tries >= config.failing_tries else None if streak.tries else False
     reason, count = max(streak.reasons.items(), key=lambda item: item[1], default=("", 0))
     kind = reason.partition(":")[0].partition("/")[0]
+    words = streak.words.get(reason, "")
+    told = f"{reason}: {words}" if words else reason
     return Verdict(
         "failing_environment",
         env,
         bad,
-        f"the last {streak.tries} tries there all failed, {count} of them with {reason!r}",
+        f"the last {streak.tries} tries there all failed, {count} of them with: {told}",
         _LOOK_AT.get(kind, _ASIDE),
         float(streak.tries),
         float(config.failing_tries),
         Severity.ERROR,
     )
+
+
+def template_errors(newest: Mapping[str, str]) -> list[Verdict]:
+    """Groups that were dropped whole. Never cleared: that nothing is learnt from a task that
+    cannot be rendered stays so."""
+    return [
+        Verdict(
+            "template_error",
+            env,
+            True,
+            "a group was dropped whole because what its policy was to read cannot be rendered,"
+            f" {said}"[:_CHARACTERS],
+            _LOOK_AT["template_error"],
+            severity=Severity.ERROR,
+        )
+        for env, said in newest.items()
+    ]
 
 
 class EvalRule:

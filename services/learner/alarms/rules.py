@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from services.learner.alarms.config import AlarmsConfig
 from services.learner.alarms.types import ALL, Severity, StepFacts, Verdict
-from services.learner.alarms.windows import Memory, too_high, too_low
+from services.learner.alarms.windows import Memory, Ratio, too_high, too_low
 
 # Below this share of passes an environment without signal is too hard rather than too easy.
 _HALF = 0.5
@@ -42,22 +42,26 @@ class LearningRules:
     def _signal(self, facts: StepFacts) -> Iterable[Verdict]:
         limit = self._config.signal_ratio
         for env, (part, whole) in _with_all(facts.signal).items():
+            name = "avg_pass_at_1" if env == ALL else f"{env.replace('/', '_')}/pass_at_1"
+            passes = facts.metrics.get(f"reward/{name}", 0.0)
+            mean = self._memory.level(f"passes/{env}", passes).mean or 0.0
             ratio = self._memory.ratio(f"signal/{env}", facts.step, part, whole)
             if ratio.value is None:
                 continue
-            name = "reward/avg_pass_at_1" if env == ALL else f"reward/{env}/pass_at_1"
-            passes = facts.metrics.get(name, 0.0)
-            hard = passes < _HALF
+            hard, low = passes < _HALF, too_low(ratio.value, limit)
+            solved = too_high(mean, self._config.solved_share)
+            yield _solved(env, ratio, facts.step, mean, low if solved else solved)
             yield Verdict(
                 "signal_ratio",
                 env,
-                too_low(ratio.value, limit),
+                False if solved else low,
                 f"in steps {ratio.since} to {facts.step} only {ratio} groups had attempts that"
                 f" differ in reward; {passes:.0%} of its attempts pass",
                 "The tasks are too hard: give easier ones, more attempts (learner.group_size), or"
                 " partial rewards; check that the verifier ever passes (flotilla env try)"
                 if hard
-                else "The tasks are solved: give harder ones, or less weight to this environment",
+                else "The tasks are too easy or too hard, hardly one is in between: see"
+                " docs/sampling.md, learner.sampling.difficulty",
                 ratio.value,
                 limit,
             )
@@ -202,6 +206,21 @@ class LearningRules:
             " names, its credentials and its space (learner.checkpoint.remote)",
             recent,
         )
+
+
+def _solved(env: str, ratio: Ratio, step: int, passes: float, bad: bool | None) -> Verdict:
+    """Good news: the attempts do not differ because nearly all of them pass."""
+    return Verdict(
+        "solved",
+        env,
+        bad,
+        f"in steps {ratio.since} to {step} {passes:.0%} of its attempts passed, and only {ratio}"
+        " groups had attempts that differ in reward",
+        "There is hardly anything left to learn from these tasks: stop, give harder ones, or less"
+        " weight to this environment",
+        passes,
+        severity=Severity.NOTICE,
+    )
 
 
 def _with_all(pairs: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:

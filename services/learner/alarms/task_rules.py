@@ -1,8 +1,10 @@
 """Rules about tasks and environments, over finished steps. Pure, but for the memory of the steps
 before."""
 
+from collections import deque
 from collections.abc import Iterable
 
+from services.learner.alarms.conduct import Conduct, habits
 from services.learner.alarms.config import AlarmsConfig
 from services.learner.alarms.types import Severity, StepFacts, Verdict
 from services.learner.alarms.windows import Memory, too_high
@@ -14,6 +16,8 @@ class TaskRules:
     def __init__(self, config: AlarmsConfig, memory: Memory) -> None:
         self._config = config
         self._memory = memory
+        # The newest steps with attempts in an environment, and what the policy did there.
+        self._steps: dict[str, deque[tuple[int, Conduct]]] = {}
 
     def of(self, facts: StepFacts) -> list[Verdict]:
         """Verdicts on everything of which there is enough to judge."""
@@ -23,6 +27,7 @@ class TaskRules:
             *self._given_up(facts),
             *self._quarantine(facts),
             *self._refused(facts),
+            *self._no_reward(facts),
         ]
 
     def _no_grade(self, facts: StepFacts) -> Iterable[Verdict]:
@@ -35,7 +40,8 @@ class TaskRules:
                 "no_grade_rate",
                 env,
                 too_high(ratio.value, limit),
-                f"in steps {ratio.since} to {facts.step} the grade of {ratio} tries is not known",
+                f"in steps {ratio.since} to {facts.step} the grade of {ratio} tries is not known"
+                + _last(facts.no_grade_words.get(env, "")),
                 "Look for the reason in the gateway's log (logs/env_gateway-0.log) and grade one"
                 " attempt by hand (flotilla env try); these tries are not trained on",
                 ratio.value,
@@ -108,9 +114,32 @@ class TaskRules:
                 env,
                 tries >= limit or (False if tries == 0 else None),
                 f"the gateway would not open {tries:.0f} tries at its tasks within"
-                f" {self._config.window} steps",
+                f" {self._config.window} steps" + _last(facts.refused_words.get(env, "")),
                 "The gateway's answer is in the log, and with each attempt (flotilla show): mend"
                 " the task file or the environment's entry in the spec",
                 tries,
                 limit,
             )
+
+    def _no_reward(self, facts: StepFacts) -> Iterable[Verdict]:
+        limit = self._config.no_reward_steps
+        for env, conduct in facts.conduct.items():
+            steps = self._steps.setdefault(env, deque(maxlen=limit))
+            steps.append((facts.step, conduct))
+            played = sum((each for _, each in steps), Conduct())
+            none = not played.rewarded
+            found = habits(played)
+            yield Verdict(
+                "no_reward",
+                env,
+                False if not none else True if len(steps) == limit else None,
+                f"in steps {steps[0][0]} to {facts.step} no attempt of {played.attempts} got a"
+                f" reward: the policy {'; it '.join(habit.told for habit in found)}",
+                found[0].fix,
+                float(len(steps)),
+                float(limit),
+            )
+
+
+def _last(words: str) -> str:
+    return f"; of the last one it was said: {words}" if words else ""

@@ -1,16 +1,19 @@
 """Alarms as values."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+
+from services.learner.alarms.conduct import Conduct
 
 # The scope of what concerns no environment in particular.
 ALL = "all"
 
 
 class Severity(StrEnum):
-    """How the log says it."""
+    """How the log says it. A notice is good news."""
 
+    NOTICE = "notice"
     WARNING = "warning"
     ERROR = "error"
 
@@ -71,6 +74,11 @@ class StepFacts:
     given_up: Mapping[str, int]
     # Tries that the env_gateway would not open, since the step before.
     refused: Mapping[str, int]
+    # What was said of the newest of those, and of the newest without a grade.
+    refused_words: Mapping[str, str] = field(default_factory=dict[str, str])
+    no_grade_words: Mapping[str, str] = field(default_factory=dict[str, str])
+    # What the policy did in the attempts of the step's groups.
+    conduct: Mapping[str, Conduct] = field(default_factory=dict[str, Conduct])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,5 +86,6 @@ class Streak:
     """The newest tries at one environment, none of which got a grade."""
 
     tries: int
-    # How often each reason, with what was said about it.
+    # How often each reason, and what was said of it last.
     reasons: Mapping[str, int]
+    words: Mapping[str, str] = field(default_factory=dict[str, str])

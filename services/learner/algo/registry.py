@@ -10,6 +10,8 @@ A module named in `algorithm.plugins` is imported by every rank before a name is
 
 import difflib
 import importlib
+import os
+import sys
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
@@ -56,13 +58,16 @@ class Registry(Generic[T]):
 def load_plugins(modules: Iterable[str]) -> None:
     """Imports the modules, which register what they bring; twice is once.
 
+    They may lie in the working directory, which comes last: what else is there hides nothing.
     Raises ValueError that names the module which cannot be imported.
     """
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)
     for module in modules:
         try:
             importlib.import_module(module)
         except ImportError as error:
             raise ValueError(
                 f"algorithm.plugins: {module!r} cannot be imported: {error}; "
-                "it must lie on PYTHONPATH of the learner"
+                "it must lie in the learner's working directory, or on its PYTHONPATH"
             ) from error

@@ -3,7 +3,8 @@
 A checkpoint is made in `step-000040.tmp-2` (step, run epoch): the ranks write and fsync their
 files there, then comes the manifest (see `manifest`). In one transaction of the journal the folder
 is renamed to `step-000040`, the parent folder fsynced, and the row added that makes it the newest:
-that row is the only pointer, and a folder without one is a leftover, removed at the next start.
+that row is the only pointer, and a folder without one is a leftover, removed at the next start,
+unless it is whole and of a step that the journal does not know.
 The transaction is also the fence: a learner of an older run epoch can neither rename nor commit.
 
 `Checkpoints.newest` reads every byte of a checkpoint before it is used. One that is damaged is
@@ -26,6 +27,8 @@ from services.learner.checkpoints.manifest import (
     verify,
     write_manifest,
 )
+from services.learner.journal.evidence import orphans_after
+from services.learner.journal.rows import replayed_version
 from services.learner.journal.schema import CheckpointRow
 from services.learner.journal.store import Journal
 from services.learner.ports import RankError, Ranks
@@ -110,12 +113,18 @@ class Checkpoints:
         return CheckpointRow(step, str(final), {**files.sha256, MANIFEST: digest})
 
     async def _remove_leftovers(self) -> None:
-        """Remove what starts left that were killed while they made a checkpoint, or removed one."""
+        """Remove what starts left that were killed while they made a checkpoint, or removed one.
+
+        A whole one of a step that the journal has never planned is no leftover: it is the journal
+        that lacks something.
+        """
         known = {Path(row.directory).name for row in await self._journal.checkpoints()}
+        planned = await self._journal.read(replayed_version)
 
         def work() -> None:
+            kept = {orphan.folder.name for orphan in orphans_after(self.folder.parent, planned)}
             for path in self.folder.glob("step-*"):
-                if path.name not in known:
+                if path.name not in known | kept:
                     _remove(path)
 
         await self._journal.fenced(work)

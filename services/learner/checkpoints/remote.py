@@ -22,8 +22,8 @@ from services.learner.checkpoints.remote_upload import (
     Uploader,
 )
 from services.learner.config import LearnerConfig
+from services.learner.journal.connection import connect
 from services.learner.journal.schema import CheckpointRow
-from services.learner.journal.writer import connect
 from services.learner.ports import RemoteError, RemoteRefusedError, RemoteStore
 
 # Between two uploads that failed, and between two looks at whether the run went on elsewhere.

@@ -1,6 +1,7 @@
 """Whose a run is: each start of a learner claims its epoch in the store before it does anything."""
 
 import asyncio
+import shlex
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -39,8 +40,8 @@ async def check(place: Elsewhere | None, journal: Journal, run_id: str) -> None:
         raise ConfigError(
             f"learner.checkpoint.remote: {store.url} has epoch {foreign} of run {run_id}, which"
             f" {journal.path} does not know: the run went on elsewhere. To go on from there:"
-            f" flotilla train SPEC --resume {store.url}, with another --runs folder; otherwise"
-            " start a new run"
+            f" flotilla train SPEC --resume {shlex.quote(store.url)}, with another --runs folder;"
+            " otherwise start a new run"
         )
 
 
@@ -67,7 +68,7 @@ def _tell_of_losses(restored: dict[str, Any] | None, journal: Journal, run_epoch
     if restored["lost"] or restored["lost_steps"]:
         text = (
             f"lost with the disk: at least {restored['lost']} acknowledged tries and"
-            f" {restored['lost_steps']} steps that were newer than the checkpoint"
+            f" {restored['lost_steps']} steps that were newer than what was restored"
         )
         journal.incidents.report("lost_with_disk", text, restored["url"])
 

@@ -1,15 +1,20 @@
 """What a restored run's files need before a learner of this machine can go on with them."""
 
 import json
+import os
 import sqlite3
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from services.learner.checkpoints.durable import write_durably
 from services.learner.checkpoints.remote_claim import KNOWN_MARKERS, RESTORED
+from services.learner.journal.mark import FILE_NAME as MARK
+from services.learner.journal.mark import Mark
 from services.learner.journal.schema import LOST_WITH_DISK
+from services.learner.journal.store import write_anew
+from services.learner.metrics.lines import points
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,36 +37,48 @@ def mend_journal(path: Path, restored: Restored, markers: Sequence[str]) -> str 
 
     Returns the name of the checkpoint's folder, None when the journal does not know its step.
     """
-    with closing(sqlite3.connect(path)) as db, db:
-        query = "SELECT directory FROM checkpoints WHERE step = ?"
-        found = db.execute(query, (restored.step,)).fetchone()
-        if found is None:
-            return None
-        name = Path(found[0]).name
-        directory = Path(restored.run_dir).resolve() / "checkpoints" / name
-        db.execute("DELETE FROM checkpoints WHERE step != ?", (restored.step,))
-        db.execute("UPDATE checkpoints SET directory = ?", (str(directory),))
-        db.execute(
-            "INSERT OR IGNORE INTO epochs SELECT ?, max(step), ? FROM"
-            " (SELECT step FROM plans UNION SELECT step FROM checkpoints)",
-            (restored.newest_epoch, time.time()),
-        )
-        before = db.execute("SELECT value FROM meta WHERE key = ?", (LOST_WITH_DISK,)).fetchone()
-        lost = restored.lost + (int(json.loads(before[0])) if before else 0)
-        facts = {LOST_WITH_DISK: lost, KNOWN_MARKERS: markers, RESTORED: asdict(restored)}
-        rows = [(key, json.dumps(value)) for key, value in facts.items()]
-        db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
+    mark = Mark(path.with_name(MARK))
+    return write_anew(path, mark, lambda db: _mend(db, restored, markers))
+
+
+def note_loss(db: sqlite3.Connection, restored: Restored) -> None:
+    """Count what is gone, and have the next start above every epoch that ever began tell of it."""
+    db.execute(
+        "INSERT OR IGNORE INTO epochs SELECT ?, coalesce(max(step), 0), ? FROM"
+        " (SELECT step FROM plans UNION SELECT step FROM checkpoints)",
+        (restored.newest_epoch, time.time()),
+    )
+    before = db.execute("SELECT value FROM meta WHERE key = ?", (LOST_WITH_DISK,)).fetchone()
+    lost = restored.lost + (int(json.loads(before[0])) if before else 0)
+    put_meta(db, {LOST_WITH_DISK: lost, RESTORED: asdict(restored)})
+
+
+def put_meta(db: sqlite3.Connection, values: Mapping[str, object]) -> None:
+    rows = [(key, json.dumps(value)) for key, value in values.items()]
+    db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
+
+
+def _mend(db: sqlite3.Connection, restored: Restored, markers: Sequence[str]) -> str | None:
+    query = "SELECT directory FROM checkpoints WHERE step = ?"
+    found = db.execute(query, (restored.step,)).fetchone()
+    if found is None:
+        return None
+    name = Path(found[0]).name
+    directory = Path(restored.run_dir).resolve() / "checkpoints" / name
+    db.execute("DELETE FROM checkpoints WHERE step != ?", (restored.step,))
+    db.execute("UPDATE checkpoints SET directory = ?", (str(directory),))
+    note_loss(db, restored)
+    put_meta(db, {KNOWN_MARKERS: markers})
     return name
 
 
 def cut_metrics(path: Path, step: int) -> None:
-    """Drop lines of later steps, which are made and logged anew, and one that was cut off."""
+    """Drop lines of later steps, which are made and logged anew, and what is no line."""
     if not path.exists():
         return
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    kept = [line for line in lines if line.endswith("\n") and _step_of(line) <= step]
-    path.write_text("".join(kept), encoding="utf-8")
-
-
-def _step_of(line: str) -> int:
-    return int(json.loads(line).get("step", 0))
+    lines = path.read_bytes().splitlines(keepends=True)
+    whole = (line for line in lines if line.endswith(b"\n"))
+    kept = [line for line in whole if any(p["step"] <= step for p in points([line]))]
+    partial = path.with_name(f"{path.name}.partial")
+    write_durably(partial, b"".join(kept))
+    os.replace(partial, path)

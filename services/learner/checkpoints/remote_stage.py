@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.learner.checkpoints.remote_layout import JOURNAL, RANK_FOLDER, SPEC, Stamp
+from services.learner.journal.connection import connect
 from services.learner.journal.schema import LOST_WITH_DISK, SCHEMA_VERSION, CheckpointRow
-from services.learner.journal.writer import connect
 
 FOLDER = "uploads"
 

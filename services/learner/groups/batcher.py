@@ -13,7 +13,14 @@ import numpy as np
 from services.learner.groups.types import GroupSpec
 from services.learner.sampling.difficulty import Outcome
 from services.learner.trajectory import Trajectory, policy_mask
-from services.learner.types import AttemptKey, StepSettings, StopReason, TrainBatch, TrainSequence
+from services.learner.types import (
+    AttemptKey,
+    FailureKind,
+    StepSettings,
+    StopReason,
+    TrainBatch,
+    TrainSequence,
+)
 
 ConstantGroups = Literal["mask", "drop", "replace"]
 
@@ -30,6 +37,12 @@ class Record:
     newest_version: int | None
     # Why it is not used although it may have a reward: `orphan_policy`, `other_policy`.
     dropped: str = ""
+
+    @property
+    def spoils_its_group(self) -> bool:
+        """Whether no attempt beside it may be used: those that ended before they read what cannot
+        be rendered are a selection."""
+        return self.trajectory.failure is FailureKind.TEMPLATE_ERROR and not self.dropped
 
 
 @dataclass(frozen=True, slots=True)

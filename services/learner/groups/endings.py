@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from services.learner.groups.batcher import Batch, Batcher, ReadyGroup, Record
 from services.learner.groups.fresh import FreshGroups
@@ -9,7 +10,7 @@ from services.learner.groups.giving_up import GivingUp
 from services.learner.groups.leases import LeaseBook
 from services.learner.groups.records import Records
 from services.learner.groups.requests import now
-from services.learner.groups.types import Ended, GroupSpec, Purpose
+from services.learner.groups.types import TEMPLATE_ERROR, Ended, GroupSpec, Purpose
 from services.learner.journal.curriculum import Snapshot
 from services.learner.journal.integrity import CORRUPT
 from services.learner.journal.store import Journal
@@ -47,7 +48,10 @@ class Endings:
         self._giving_up.tried(spec, record, now())
         graded = record.trajectory.reward is not None and not record.dropped
         return self._book.record(
-            record.trajectory.key, graded=graded, oldest_version=record.oldest_version
+            record.trajectory.key,
+            graded=graded,
+            oldest_version=record.oldest_version,
+            drop=TEMPLATE_ERROR if record.spoils_its_group else "",
         )
 
     async def settle(self, ended: Sequence[Ended]) -> None:
@@ -113,6 +117,11 @@ class Endings:
         spec = group.spec
         self._tally.dropped(reason, group)
         self.forget([spec.group_id])
+        if reason == TEMPLATE_ERROR:
+            self._giving_up.unrendered(group)
+        if spec.purpose is Purpose.EVAL:
+            # Its evaluation reports the task as missing.
+            self.on_eval_group(replace(group, graded=()))
         if reason != "too_few_graded" or spec.purpose is not Purpose.TRAIN:
             self._giving_up.over(spec)
             return []

@@ -6,6 +6,7 @@ from services.learner.metrics.tally import Tally
 from services.learner.sampling.curriculum import Curriculum
 from services.learner.sampling.quarantine import Suspect, Witnesses
 from services.learner.sampling.refusals import Refusal, Refusals, refusal_of
+from services.learner.sampling.unrendered import Unrendered
 from services.learner.trajectory import Trajectory
 
 
@@ -25,6 +26,7 @@ class GivingUp:
         self._tally = tally
         self._max_requeues = max_requeues
         self._witnesses = Witnesses()
+        self._unrendered = Unrendered(sum(curriculum.sizes.values()))
         # Since when the task of a sequence number is tried, once a group for it was dropped.
         self._since: dict[int, float] = {}
 
@@ -41,10 +43,18 @@ class GivingUp:
     def completed(self, group: ReadyGroup, *, open_since: float) -> None:
         """A group has what it needs, or was an evaluation's, which come to their end whatever
         they have. `open_since`: see `replacement`."""
+        self._unrendered.completed()
         if group.spec.purpose is Purpose.TRAIN:
             self.over(group.spec)
         elif not group.graded:
             self._refused(group, open_since)
+
+    def unrendered(self, group: ReadyGroup) -> None:
+        """A group was dropped because what its policy was to read could not be rendered."""
+        spec = group.spec
+        said = next(r.trajectory.detail for r in group.failed if r.spoils_its_group)
+        self._tally.unrendered(spec, said)
+        self.problem = self.problem or self._unrendered.dropped(spec.task.key, said)
 
     def over(self, spec: GroupSpec) -> None:
         """The task of a TRAIN group needs no other group."""
@@ -76,16 +86,26 @@ class GivingUp:
     def _refused(self, group: ReadyGroup, open_since: float) -> Refusal | None:
         """Whether the gateway refused every try of a group."""
         refusal = None if group.graded else refusal_of([r.trajectory for r in group.failed])
+        env = group.spec.task.env_key
         if refusal is None:
+            self._failed(group, open_since)
             return None
         kind, detail = refusal
-        env = group.spec.task.env_key
-        self._tally.refused(env, len(group.failed))
+        self._tally.refused(env, len(group.failed), detail)
         problem = self._refusals.refused(
             env, group.spec.task.key, kind, detail, at=group.ended_at, open_since=open_since
         )
         self.problem = self.problem or problem
         return kind
+
+    def _failed(self, group: ReadyGroup, open_since: float) -> None:
+        """Note a group without any grade: nothing may ever get one."""
+        if group.graded or self.problem:
+            return
+        task, tries = group.spec.task, [record.trajectory for record in group.failed]
+        self.problem = self._refusals.failed(
+            task.env_key, task.key, tries, at=group.ended_at, open_since=open_since
+        )
 
     def _condemn(self, task_key: str, reason: str = "") -> None:
         tries = f"{self._max_requeues + 1} groups had too few grades while other tasks were graded"

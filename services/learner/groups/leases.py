@@ -120,14 +120,19 @@ class LeaseBook:
         group.expires = now + self.rules.ttl_s
         return group.spec
 
-    def record(self, key: AttemptKey, *, graded: bool, oldest_version: int | None) -> Ended | None:
-        """Note how a try ended; says so when that completed its group.
+    def record(
+        self, key: AttemptKey, *, graded: bool, oldest_version: int | None, drop: str = ""
+    ) -> Ended | None:
+        """Note how a try ended; says so when that ended its group: completed it or, with a reason
+        to `drop` it, made all of it useless.
 
         A try of a group that is gone, or of an attempt that has ended, changes nothing.
         """
         if not self.waits_for(key):
             return None
         group = self._groups[key.group_id]
+        if drop:
+            return self._end(group, drop)
         attempt = group.attempts[key.attempt_index]
         attempt.next_try = max(attempt.next_try, key.attempt_try + 1)
         if graded:
@@ -210,11 +215,6 @@ class LeaseBook:
     def held(self, purpose: Purpose = Purpose.TRAIN) -> int:
         """Slots in use."""
         return sum(1 for group in self._groups.values() if group.spec.purpose is purpose)
-
-    @property
-    def leases_out(self) -> tuple[str, ...]:
-        """The ids of the leases that are good, oldest first."""
-        return tuple(self._leases)
 
     @property
     def leased_groups(self) -> int:

@@ -6,6 +6,9 @@ from enum import StrEnum
 from services.learner.sampling.tasks import Task
 from services.learner.types import AttemptKey, PolicyId
 
+# Why a group is dropped of which an attempt was to read what cannot be rendered.
+TEMPLATE_ERROR = "template_error"
+
 
 class Purpose(StrEnum):
     """What the sampled trajectories are for."""

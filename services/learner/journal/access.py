@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from services.learner.incidents import Incidents
-from services.learner.journal.writer import JournalError, Writer, connect
+from services.learner.journal.connection import JournalError, connect
+from services.learner.journal.mark import Mark
+from services.learner.journal.writer import Writer
 
 T = TypeVar("T")
 
@@ -16,10 +18,10 @@ T = TypeVar("T")
 class Access:
     """One journal file: reads on connections of their own, writes through one thread."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, mark: Mark) -> None:
         self.path = path
         self.incidents = Incidents()
-        self._writer = Writer(path)
+        self._writer = Writer(path, mark)
 
     async def read(self, query: Callable[[sqlite3.Connection], T]) -> T:
         """Run a query on a connection of its own, off the event loop."""

@@ -8,7 +8,7 @@ from services.learner.groups.types import Ended, GroupSpec, Lease
 from services.learner.journal.access import Access
 from services.learner.journal.curriculum import Snapshot, put_snapshot
 from services.learner.journal.integrity import DamagedRecordError
-from services.learner.journal.quarantine import put_in_quarantine
+from services.learner.journal.quarantine import DAMAGED, put_in_quarantine
 from services.learner.journal.rows import put_group, record_digest
 from services.learner.journal.trajectories import (
     put_trajectory,
@@ -147,6 +147,4 @@ class AttemptTables(Access):
         out of the plans that name them. An incident."""
         groups = sorted({key.group_id for key in keys})
         await self.write(lambda db: put_in_quarantine(db, keys, groups))
-        self.incidents.report(
-            "corrupt_record", "records of the journal are damaged: their groups are dropped", groups
-        )
+        self.incidents.report("corrupt_record", DAMAGED, groups)

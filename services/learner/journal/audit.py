@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from services.learner.journal.connection import JournalError
 from services.learner.journal.plans import plans_after
 from services.learner.journal.rows import accounts
 from services.learner.journal.store import reading
 from services.learner.journal.trajectories import keys_of, trajectories_of
-from services.learner.journal.writer import JournalError
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 
-from services.learner.journal.writer import JournalError
+from services.learner.journal.connection import JournalError
 from services.learner.types import AttemptKey
 
 # Why a group is dropped when a record of it is damaged.

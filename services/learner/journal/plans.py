@@ -6,19 +6,17 @@ from collections.abc import Collection
 from dataclasses import asdict
 from typing import Any
 
+from services.learner.journal.connection import JournalError
 from services.learner.journal.integrity import row_digest
 from services.learner.journal.schema import Plan
-from services.learner.journal.writer import JournalError
 from services.learner.types import AttemptKey, StepSettings
 
-_COLUMNS = "step, run_epoch, attempts, settings, leases, cursor, seed"
+_COLUMNS = "step, run_epoch, attempts, settings"
 
 
-def put_plan(db: sqlite3.Connection, plan: Plan, epoch: int, cursor: int) -> None:
+def put_plan(db: sqlite3.Connection, plan: Plan, epoch: int) -> None:
     """Add the plan of a new step."""
-    settings, leases = asdict(plan.settings), list(plan.leases)
-    texts = (_text(plan.attempts), json.dumps(settings), json.dumps(leases))
-    _put(db, (plan.step, epoch, *texts, cursor, plan.seed))
+    _put(db, (plan.step, epoch, _text(plan.attempts), json.dumps(asdict(plan.settings))))
 
 
 def plans_after(db: sqlite3.Connection, step: int) -> list[Plan]:
@@ -37,7 +35,7 @@ def take_out(db: sqlite3.Connection, groups: Collection[str]) -> None:
 
 
 def _put(db: sqlite3.Connection, row: tuple[Any, ...]) -> None:
-    sql = f"INSERT OR REPLACE INTO plans ({_COLUMNS}, row_digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+    sql = f"INSERT OR REPLACE INTO plans ({_COLUMNS}, row_digest) VALUES (?, ?, ?, ?, ?)"
     db.execute(sql, (*row, row_digest(row)))
 
 
@@ -48,14 +46,14 @@ def _rows(db: sqlite3.Connection, step: int) -> list[tuple[Any, ...]]:
 
 def _plan(row: tuple[Any, ...]) -> Plan:
     *values, seal = row
-    step, _, attempts, settings, leases, _, seed = values
+    step, _, attempts, settings = values
     if row_digest(values) != seal:
         raise JournalError(
             f"the journal's plan of step {step} is damaged: restore the journal from a copy, or"
             " start a new run"
         )
     keys = tuple(AttemptKey(*key) for key in json.loads(attempts))
-    return Plan(step, keys, StepSettings(**json.loads(settings)), tuple(json.loads(leases)), seed)
+    return Plan(step, keys, StepSettings(**json.loads(settings)))
 
 
 def _text(keys: tuple[AttemptKey, ...]) -> str:

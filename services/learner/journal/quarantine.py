@@ -7,6 +7,8 @@ from services.learner.journal.integrity import CORRUPT
 from services.learner.journal.plans import take_out
 from services.learner.types import AttemptKey
 
+DAMAGED = "records of the journal are damaged: their groups are dropped"
+
 
 def put_in_quarantine(
     db: sqlite3.Connection, keys: Sequence[AttemptKey], groups: Sequence[str]

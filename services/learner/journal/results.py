@@ -10,6 +10,12 @@ from services.learner.journal.access import Access
 from services.learner.journal.schema import PRUNE, CheckpointRow
 
 
+def put_checkpoint(db: sqlite3.Connection, made: CheckpointRow) -> None:
+    """Have a checkpoint count."""
+    row = (made.step, made.directory, json.dumps(made.files), time.time())
+    db.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?)", row)
+
+
 class ResultTables(Access):
     """`checkpoints` and `evals`."""
 
@@ -24,12 +30,11 @@ class ResultTables(Access):
         all but those of each step's first group, which people read. While there are fewer than
         `keep`, the initial policy counts as one, and nothing is pruned.
         """
-        row = (made.step, made.directory, json.dumps(made.files), time.time())
 
         def work(db: sqlite3.Connection) -> list[str]:
             if put_in_place:
                 put_in_place()
-            db.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?)", row)
+            put_checkpoint(db, made)
             rows = db.execute("SELECT step, directory FROM checkpoints ORDER BY step DESC")
             found = rows.fetchall()
             kept, old = found[:keep], found[keep:]

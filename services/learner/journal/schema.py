@@ -6,14 +6,18 @@ from services.learner.groups.types import GroupSpec
 from services.learner.trajectory import Trajectory
 from services.learner.types import AttemptKey, StepSettings
 
-SCHEMA_VERSION = "2"
+FILE_NAME = "journal.sqlite"
+SCHEMA_VERSION = "3"
 
 # In `meta`: how many acknowledged tries went down with the disks of earlier starts, and are in no
 # table any more.
 LOST_WITH_DISK = "lost_with_disk"
 
 TABLES = """
+BEGIN;
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+-- What all other rows add up to, and the chain of commits that led there; one row (see seal.py).
+CREATE TABLE IF NOT EXISTS seal (id INTEGER PRIMARY KEY CHECK (id = 1), body TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS epochs (
   run_epoch INTEGER PRIMARY KEY, forked_version INTEGER NOT NULL, started REAL NOT NULL);
 -- state: open, planned, filtered, dropped, evaluated
@@ -27,18 +31,17 @@ CREATE TABLE IF NOT EXISTS leases (
   incarnation TEXT NOT NULL, request_id TEXT NOT NULL, run_epoch INTEGER NOT NULL);
 CREATE INDEX IF NOT EXISTS leases_by_group ON leases (group_id);
 CREATE INDEX IF NOT EXISTS leases_by_worker ON leases (worker_id);
+-- The payload comes last: what stands behind it would be found only by way of all its pages.
 CREATE TABLE IF NOT EXISTS trajectories (
   group_id TEXT NOT NULL, attempt_index INTEGER NOT NULL, try INTEGER NOT NULL,
   reward REAL, failure TEXT, record_digest BLOB NOT NULL, content_digest BLOB NOT NULL,
-  summary TEXT NOT NULL, payload BLOB, received REAL NOT NULL,
-  dropped TEXT NOT NULL, array_digest BLOB NOT NULL, row_digest BLOB NOT NULL,
+  summary TEXT NOT NULL, array_digest BLOB NOT NULL, row_digest BLOB NOT NULL,
+  received REAL NOT NULL, dropped TEXT NOT NULL, payload BLOB,
   PRIMARY KEY (group_id, attempt_index, try));
--- One step's attempts in order and settings, committed before the step runs; and where the run
--- stood then: leases that were out, the curriculum's next sequence number, the run's seed.
+-- One step's attempts in order and settings, committed before the step runs.
 CREATE TABLE IF NOT EXISTS plans (
   step INTEGER PRIMARY KEY, run_epoch INTEGER NOT NULL, attempts TEXT NOT NULL,
-  settings TEXT NOT NULL, leases TEXT NOT NULL, cursor INTEGER NOT NULL, seed INTEGER NOT NULL,
-  row_digest BLOB NOT NULL);
+  settings TEXT NOT NULL, row_digest BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS publications (
   run_epoch INTEGER NOT NULL, version INTEGER NOT NULL, fingerprint BLOB NOT NULL,
   PRIMARY KEY (run_epoch, version));
@@ -60,6 +63,7 @@ CREATE TABLE IF NOT EXISTS curriculum_tasks (
 CREATE TABLE IF NOT EXISTS curriculum_events (
   id INTEGER PRIMARY KEY, change INTEGER NOT NULL, task TEXT NOT NULL, env TEXT NOT NULL,
   kind TEXT NOT NULL, reason TEXT NOT NULL);
+COMMIT;
 """
 
 # Arrays that every kept checkpoint contains, but for the first group of each step.
@@ -74,18 +78,14 @@ UPDATE trajectories SET payload = NULL WHERE payload IS NOT NULL AND group_id IN
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What step `step` trains on, in order, and how.
+    """The attempts that step `step` trains on, in order, and how.
 
-    With the parameters before it, it determines the step's result: a step draws no random
-    numbers, and what was sampled for it was drawn from `seed`.
+    With the parameters before it, it determines the step's result: a step draws no random numbers.
     """
 
     step: int
     attempts: tuple[AttemptKey, ...]
     settings: StepSettings = field(default_factory=StepSettings)
-    # Lease ids that were out when the step was planned: its resume gives them back.
-    leases: tuple[str, ...] = ()
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from services.learner.journal.access import Access
 from services.learner.journal.curriculum import Snapshot, put_snapshot
 from services.learner.journal.plans import plans_after, put_plan
-from services.learner.journal.rows import next_sequence_number, replayed_version
+from services.learner.journal.rows import replayed_version
 from services.learner.journal.schema import Plan
 from services.learner.types import PolicyId
 
@@ -43,7 +43,7 @@ class StepTables(Access):
         def work(db: sqlite3.Connection) -> None:
             if snapshot:
                 put_snapshot(db, snapshot)
-            put_plan(db, plan, epoch, next_sequence_number(db))
+            put_plan(db, plan, epoch)
             db.executemany(
                 "UPDATE groups SET state = ?, reason = ?, step = ? WHERE group_id = ?", rows
             )

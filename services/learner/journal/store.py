@@ -8,25 +8,35 @@ import asyncio
 import fcntl
 import json
 import sqlite3
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
+from services.common.log import get_logger
 from services.learner.journal.attempts import AttemptTables
+from services.learner.journal.check import Found, check, check_schema, schema_version
+from services.learner.journal.connection import JournalError, connect
+from services.learner.journal.mark import FILE_NAME as MARK
+from services.learner.journal.mark import Mark
+from services.learner.journal.quarantine import DAMAGED, put_in_quarantine
 from services.learner.journal.results import ResultTables
-from services.learner.journal.schema import SCHEMA_VERSION, TABLES
+from services.learner.journal.schema import FILE_NAME, SCHEMA_VERSION, TABLES
+from services.learner.journal.seal import position, seal_anew
 from services.learner.journal.steps import StepTables
-from services.learner.journal.writer import JournalError, connect
+from services.learner.types import AttemptKey
 
-FILE_NAME = "journal.sqlite"
+T = TypeVar("T")
+
+LOCK = "journal.lock"
+_log = get_logger(__name__)
 
 
 class Journal(AttemptTables, StepTables, ResultTables):
     """The journal of one run. Use `open_journal`."""
 
-    def __init__(self, path: Path, lock: IO[str]) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, mark: Mark, lock: IO[str]) -> None:
+        super().__init__(path, mark)
         self._lock = lock
 
     async def close(self) -> None:
@@ -51,10 +61,36 @@ class Journal(AttemptTables, StepTables, ResultTables):
 
 
 def open_journal(run_dir: Path) -> Journal:
-    """Open or create the journal of a run. Raises JournalError when it is held or foreign."""
+    """Open or create the journal of a run; reads all of it but the arrays.
+
+    Raises JournalError when it is held or foreign, and the LostPastError that says what is missing
+    when it is not all that the run has acknowledged.
+    """
+    lock = hold(run_dir)
+    try:
+        found = check(run_dir)
+        path, mark = run_dir / FILE_NAME, Mark(run_dir / MARK)
+        if found.position is None:
+            create(path, mark, lambda db: None)
+        elif found.damaged:
+            write_anew(path, mark, lambda db: _quarantine(db, found.damaged))
+        elif found.new_mark:
+            mark.begin(found.position)
+        journal = Journal(path, mark, lock)
+    except BaseException:
+        lock.close()
+        raise
+    _tell(journal, found)
+    return journal
+
+
+def hold(run_dir: Path) -> IO[str]:
+    """Keep all other programs from writing to a journal, until what is returned is closed.
+
+    Raises JournalError when one writes to it now.
+    """
     run_dir.mkdir(parents=True, exist_ok=True)
-    path = run_dir / FILE_NAME
-    lock = open(run_dir / "journal.lock", "w")  # noqa: SIM115 - held until the process ends
+    lock = open(run_dir / LOCK, "w")  # noqa: SIM115 - held by the caller
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -62,12 +98,33 @@ def open_journal(run_dir: Path) -> Journal:
         raise JournalError(
             f"another learner works on {run_dir}; stop it, or give this run another folder"
         ) from None
+    return lock
+
+
+def create(path: Path, mark: Mark, work: Callable[[sqlite3.Connection], T]) -> T:
+    """Make the tables of a new journal, run `work` in its first transaction, begin its mark."""
+
+    def begin(db: sqlite3.Connection) -> T:
+        db.execute("INSERT INTO meta VALUES ('schema_version', ?)", (SCHEMA_VERSION,))
+        return work(db)
+
     try:
-        _prepare(path)
-    except JournalError:
-        lock.close()
-        raise
-    return Journal(path, lock)
+        with closing(connect(path)) as db:
+            db.executescript(TABLES)
+    except sqlite3.DatabaseError as error:
+        raise JournalError(f"{path} is not a journal: {error}") from None
+    return write_anew(path, mark, begin)
+
+
+def write_anew(path: Path, mark: Mark, work: Callable[[sqlite3.Connection], T]) -> T:
+    """Run `work` in a transaction, seal all that the journal holds then, and begin a new mark."""
+    with closing(connect(path)) as db:
+        db.execute("BEGIN IMMEDIATE")
+        result = work(db)
+        now = position(db, seal_anew(db))
+        db.execute("COMMIT")
+    mark.begin(now)
+    return result
 
 
 @contextmanager
@@ -78,36 +135,30 @@ def reading(path: Path) -> Generator[sqlite3.Connection]:
     """
     try:
         with closing(connect(path, read_only=True)) as db:
-            _check_schema(path, _schema_version(db))
+            check_schema(path, schema_version(db))
             yield db
     except sqlite3.Error as error:
         raise JournalError(f"{path} cannot be read as a journal: {error}") from error
 
 
-def _prepare(path: Path) -> None:
-    """Make the tables of a new journal; what is of another schema is left as it is."""
-    try:
-        with closing(connect(path)) as db:
-            found = _schema_version(db)
-            if found is None:
-                db.executescript(TABLES)
-                db.execute("INSERT INTO meta VALUES ('schema_version', ?)", (SCHEMA_VERSION,))
-    except sqlite3.DatabaseError as error:
-        raise JournalError(f"{path} is not a journal: {error}") from None
-    _check_schema(path, found)
+def _quarantine(db: sqlite3.Connection, keys: Sequence[AttemptKey]) -> None:
+    put_in_quarantine(db, keys, sorted({key.group_id for key in keys}))
 
 
-def _check_schema(path: Path, found: str | None) -> None:
-    if found not in (None, SCHEMA_VERSION):
-        raise JournalError(
-            f"{path} has schema {found}, this learner reads and writes {SCHEMA_VERSION}: go on with"
-            " the version of the program that began the run, or start a new run"
+def _tell(journal: Journal, found: Found) -> None:
+    """Say what was found and worked around."""
+    report = journal.incidents.report
+    if found.damaged:
+        report("corrupt_record", DAMAGED, sorted({key.group_id for key in found.damaged}))
+    if found.bad_mark:
+        text = (
+            "the journal's mark is not what was written, and was made anew: nothing is missing that"
+            " checkpoints and metrics know of, what they do not know of could be"
         )
-
-
-def _schema_version(db: sqlite3.Connection) -> str | None:
-    """None before there is one: the file is new, or its maker was killed."""
-    known = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone()
-    sql = "SELECT value FROM meta WHERE key = 'schema_version'"
-    found = db.execute(sql).fetchone() if known else None
-    return str(found[0]) if found else None
+        report("damaged_mark", text, found.bad_mark)
+    if found.cut_short:
+        _log.warning(
+            "the journal is too large to be read whole at a start: the rest is compared when it is"
+            " used",
+            path=str(journal.path),
+        )

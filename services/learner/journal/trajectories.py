@@ -3,12 +3,10 @@
 import sqlite3
 import time
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from services.learner import trajectory as trajectories
 from services.learner.journal.integrity import DamagedRecordError, array_digest, row_digest
-from services.learner.journal.writer import connect
 from services.learner.trajectory import Trajectory
 from services.learner.types import AttemptKey
 
@@ -75,17 +73,10 @@ def keys_of(db: sqlite3.Connection, group_id: str) -> list[AttemptKey]:
     return [AttemptKey(*row) for row in db.execute(sql, (group_id,))]
 
 
-def read_group(journal: Path, group_id: str) -> list[Trajectory]:
-    """What was sampled for a group, from the file of any run, running or not.
-
-    Sequences are empty where their arrays were pruned; the first group of each step keeps
-    them. Raises DamagedRecordError.
-    """
-    connection = connect(journal, read_only=True)
-    try:
-        return [trajectory_of(connection, key) for key in keys_of(connection, group_id)]
-    finally:
-        connection.close()
+def damaged_rows(db: sqlite3.Connection) -> list[AttemptKey]:
+    """All that are not what was written, but for arrays: these are compared when they are read."""
+    rows = db.execute(f"SELECT {_COLUMNS}, row_digest FROM trajectories NOT INDEXED")
+    return [AttemptKey(*row[:3]) for row in rows if row_digest(row[:-1]) != row[-1]]
 
 
 def _trajectory(row: Row) -> Trajectory:

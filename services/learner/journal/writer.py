@@ -3,6 +3,9 @@
 Writes that arrive while a commit is under way share the next one: the cost of an fsync is
 paid once for all of them. A write's future is done when its transaction is on the disk.
 
+Each transaction is sealed (see `seal`) and, once it is on the disk, noted in the mark (see `mark`):
+only then is anybody told of it.
+
 Every transaction first makes sure that no newer run epoch has begun: a process that was asleep
 while another took its run over (the lock of the folder is only as good as the file system)
 finds itself fenced, and changes nothing any more.
@@ -18,6 +21,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
+from services.learner.journal.connection import JournalError, StaleEpochError, connect
+from services.learner.journal.mark import Mark
+from services.learner.journal.seal import BrokenSealError, Sealing
+
 T = TypeVar("T")
 
 _Work = tuple[Callable[[sqlite3.Connection], Any], "Future[Any]"]
@@ -26,30 +33,12 @@ _Work = tuple[Callable[[sqlite3.Connection], Any], "Future[Any]"]
 _MAX_BATCH = 256
 
 
-class JournalError(Exception):
-    """The journal could not be opened or written; nothing after it was acknowledged."""
-
-
-class StaleEpochError(JournalError):
-    """Another learner has begun a newer epoch of the run: this one must end."""
-
-
-def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
-    """A connection whose commits are on the disk when they return."""
-    uri = f"{path.absolute().as_uri()}{'?mode=ro' if read_only else ''}"
-    connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30)
-    if not read_only:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        connection.execute("PRAGMA foreign_keys = ON")
-    return connection
-
-
 class Writer:
     """Runs functions on the journal's one writing connection, in order."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, mark: Mark) -> None:
         self._path = path
+        self._mark = mark
         with closing(connect(path, read_only=True)) as db:
             # The newest epoch when this writer came, and after its own last commit.
             self._epoch = _newest_epoch(db)
@@ -81,11 +70,13 @@ class Writer:
 
     def _run(self) -> None:
         connection = connect(self._path)
+        sealing = Sealing(connection)
         try:
             while batch := self._next_batch():
-                self._commit(connection, batch)
+                self._commit(connection, sealing, batch)
         finally:
             connection.close()
+            self._mark.close()
 
     def _next_batch(self) -> list[_Work]:
         first = self._queue.get()
@@ -103,29 +94,34 @@ class Writer:
             batch.append(work)
         return batch
 
-    def _commit(self, connection: sqlite3.Connection, batch: list[_Work]) -> None:
+    def _commit(self, connection: sqlite3.Connection, sealing: Sealing, batch: list[_Work]) -> None:
         done: list[tuple[Future[Any], Any]] = []
         try:
             if self._failure:
                 raise sqlite3.OperationalError(str(self._failure))
             connection.execute("BEGIN IMMEDIATE")
             self._check_epoch(connection)
+            sealing.begin()
             for work, future in batch:
                 try:
-                    done.append((future, _savepoint(connection, work)))
+                    done.append((future, _savepoint(connection, sealing, work)))
                 except sqlite3.OperationalError:
                     # A full disk, an I/O error: everybody's.
                     raise
                 except Exception as error:  # noqa: BLE001 - it belongs to whoever asked
                     future.set_exception(error)
-            epoch = _newest_epoch(connection)
+            epoch, position = _newest_epoch(connection), sealing.seal()
             connection.execute("COMMIT")
+            if position:
+                self._mark.note(position)
         except StaleEpochError as error:
             connection.execute("ROLLBACK")
             self._refuse(batch, error)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, BrokenSealError) as error:
             # After a failed fsync nobody knows what is on the disk: stop acknowledging.
             self._refuse(batch, JournalError(f"cannot write {self._path}: {error}"))
+        except OSError as error:
+            self._refuse(batch, JournalError(f"cannot write {self._mark.path}: {error}"))
         else:
             self._epoch = epoch
             for future, result in done:
@@ -155,13 +151,17 @@ def _newest_epoch(connection: sqlite3.Connection) -> int:
     return int(newest)
 
 
-def _savepoint(connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) -> T:
+def _savepoint(
+    connection: sqlite3.Connection, sealing: Sealing, work: Callable[[sqlite3.Connection], T]
+) -> T:
+    before = sealing.changes()
     connection.execute("SAVEPOINT work")
     try:
         result = work(connection)
     except BaseException:
         connection.execute("ROLLBACK TO work")
         connection.execute("RELEASE work")
+        sealing.roll_back(before)
         raise
     connection.execute("RELEASE work")
     return result

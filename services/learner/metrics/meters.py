@@ -28,8 +28,7 @@ def shower(
             seen = received.total()
             for stage in ("collect", "evaluate"):
                 watchdog.progress(stage)
-        alarms.look(dispatcher.tally.streaks)
-        alarms.show(status.metrics)
+        alarms.look(dispatcher.tally.streaks, dispatcher.tally.template_errors)
         _show(dispatcher, status)
 
     return show
@@ -44,7 +43,7 @@ def _show(dispatcher: Dispatcher, status: Status) -> None:
     ]
     phase = {(str(status.phase),): 1.0}
     trajectories = {(purpose,): float(count) for purpose, count in received.items()}
-    newest = {(name,): value for name, value in status.metrics.items()}
+    newest = {(name,): value for name, value in status.shown.items()}
     families += [
         metrics.gauge("flotilla_step", "Optimizer steps done", (), {(): float(status.step)}),
         metrics.gauge("flotilla_steps", "Steps of the run", (), {(): float(status.total_steps)}),

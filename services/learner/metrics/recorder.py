@@ -57,7 +57,7 @@ class Recorder:
         first = parts.clock.to_first_step
         metrics["timing/to_first_step"] = first if first is not None else 0.0
         parts.alarms.step_done(step_facts(base + 1, batch, metrics, counters))
-        metrics["alarms/raised"] = float(len(parts.alarms.raised))
+        metrics["alarms/raised"] = float(parts.alarms.count)
         tally = parts.dispatcher.tally
         received = tally.received_before + tally.received_in_all.total()
         metrics["throughput/trajectories"] = float(received)

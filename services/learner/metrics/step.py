@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from services.learner.alarms.conduct import summed
 from services.learner.alarms.types import StepFacts
 from services.learner.groups.batcher import Batch
 from services.learner.groups.dispatcher import Dispatcher
@@ -18,6 +19,7 @@ from services.learner.metrics.formulas import (
 from services.learner.metrics.pace import Pace
 from services.learner.metrics.tally import Counters
 from services.learner.sampling.figures import sampling_metrics
+from services.learner.trajectory import Trajectory
 
 
 def step_times(
@@ -43,11 +45,13 @@ def step_facts(
     """What the alarms see of a step."""
     signal: dict[str, tuple[int, int]] = {}
     tokens: dict[str, list[int]] = {}
+    attempts: dict[str, list[Trajectory]] = {}
     for group in batch.all_groups:
         env = group.spec.task.env_key
         some, whole = signal.get(env, (0, 0))
         signal[env] = (some + (not group.constant), whole + 1)
         tokens.setdefault(env, []).extend(record.policy_tokens for record in group.graded)
+        attempts.setdefault(env, []).extend(record.trajectory for record in group.graded)
     stale = counters.dropped_groups["stale"]
     envs = signal.keys() | counters.given_up.keys() | counters.refused.keys()
     return StepFacts(
@@ -59,6 +63,9 @@ def step_facts(
         lengths={env: sum(found) / len(found) for env, found in tokens.items() if found},
         given_up={env: counters.given_up[env] for env in sorted(envs)},
         refused={env: counters.refused[env] for env in sorted(envs)},
+        refused_words=dict(counters.refused_words),
+        no_grade_words=dict(counters.no_grade_words),
+        conduct={env: summed(found) for env, found in attempts.items()},
     )
 
 

@@ -4,17 +4,19 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from services.common.log import get_logger
+from services.common.text import first_line
 from services.learner.alarms.types import Streak
 from services.learner.groups.batcher import ReadyGroup, Record
 from services.learner.groups.types import GroupSpec, Purpose
+from services.learner.trajectory import Trajectory
 from services.learner.types import FailureKind
 
 _log = get_logger(__name__)
 # Attempts whose lengths are compared to see whether dropping is biased.
 _LENGTHS = 4096
-# Kinds of failures of one environment that are told apart, and how much of each is kept.
+# Kinds of failures of one environment that are told apart, and how much is kept of what is said.
 _REASONS = 32
-_REASON_CHARACTERS = 200
+_WORDS_CHARACTERS = 300
 
 
 @dataclass(slots=True)
@@ -35,6 +37,9 @@ class Counters:
     given_up: Counter[str] = field(default_factory=Counter[str])
     # By environment: tries that the env_gateway would not even open.
     refused: Counter[str] = field(default_factory=Counter[str])
+    # By environment: what was said of the newest of those.
+    no_grade_words: dict[str, str] = field(default_factory=dict[str, str])
+    refused_words: dict[str, str] = field(default_factory=dict[str, str])
 
 
 class Tally:
@@ -49,6 +54,8 @@ class Tally:
         self.received_before = 0
         # By environment, since its newest graded try.
         self.streaks: dict[str, Streak] = {}
+        # By environment: what was said of the newest group that was dropped as TEMPLATE_ERROR.
+        self.template_errors: dict[str, str] = {}
 
     def received(self, record: Record, spec: GroupSpec) -> None:
         """A try was journaled."""
@@ -63,7 +70,9 @@ class Tally:
         if spec.purpose is Purpose.TRAIN:
             env = spec.task.env_key
             counters.tries[env] += 1
-            counters.no_grade[env] += record.trajectory.failure is FailureKind.NO_GRADE
+            if record.trajectory.failure is FailureKind.NO_GRADE:
+                counters.no_grade[env] += 1
+                counters.no_grade_words[env] = ": ".join(filter(None, _said(record.trajectory)))
 
     def dropped(self, reason: str, group: ReadyGroup) -> None:
         """A group was dropped."""
@@ -79,9 +88,16 @@ class Tally:
         self._counters.given_up[spec.task.env_key] += 1
         _log.error("a task was given up", task=spec.task.key, env=spec.task.env_key)
 
-    def refused(self, env: str, tries: int) -> None:
-        """The env_gateway refused every try of a group."""
+    def refused(self, env: str, tries: int, detail: str) -> None:
+        """The env_gateway refused every try of a group, and said why."""
         self._counters.refused[env] += tries
+        self._counters.refused_words[env] = first_line(detail, _WORDS_CHARACTERS)
+
+    def unrendered(self, spec: GroupSpec, detail: str) -> None:
+        """A group was dropped as TEMPLATE_ERROR."""
+        env = spec.task.env_key
+        self.template_errors[env] = f"of task {spec.task.key!r}: {detail}"
+        _log.error("a group was dropped: template error", task=spec.task.key, said=detail)
 
     def trained(self, group: ReadyGroup) -> None:
         """A group went into a step."""
@@ -92,15 +108,27 @@ class Tally:
         if trajectory.failure is None:
             self.streaks[env] = Streak(0, {})
             return
-        said = trajectory.no_grade or trajectory.detail.partition("\n")[0][:_REASON_CHARACTERS]
-        reason = f"{trajectory.failure}: {said}" if said else str(trajectory.failure)
+        reason, words = _said(trajectory)
         known = self.streaks.get(env, Streak(0, {}))
-        reasons = Counter(known.reasons)
+        reasons, newest = Counter(known.reasons), dict(known.words)
         if reason in reasons or len(reasons) < _REASONS:
             reasons[reason] += 1
-        self.streaks[env] = Streak(known.tries + 1, reasons)
+            newest[reason] = words or newest.get(reason, "")
+        self.streaks[env] = Streak(known.tries + 1, reasons, newest)
 
     def take(self) -> Counters:
         """The sums so far, which start from nothing again."""
         taken, self._counters = self._counters, Counters()
         return taken
+
+
+def _said(trajectory: Trajectory) -> tuple[str, str]:
+    """Why a try failed, of which there are few; and in whose words, a verifier's or a backend's."""
+    words = first_line(trajectory.detail, _WORDS_CHARACTERS)
+    if trajectory.no_grade:
+        return f"{trajectory.failure}: {trajectory.no_grade}", words
+    kind, colon, rest = words.partition(": ")
+    if colon and kind.isupper() and kind.isidentifier():
+        # A reason of the env_gateway's contract.
+        return f"{trajectory.failure}: {kind}", rest
+    return str(trajectory.failure), words

@@ -5,9 +5,11 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from services.common.config import Model
+from services.common.ranges import Count, Share, Steps
 
-Weight = Annotated[float, Field(ge=0)]
-Level = Annotated[int, Field(ge=0)]
+Weight = Annotated[float, Field(ge=0, le=1e6)]
+Level = Annotated[int, Field(ge=0, le=1_000_000)]
+Tasks = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
 
 def _listed(value: Any) -> Any:
@@ -35,7 +37,7 @@ class SelectConfig(Model):
     difficulty: Annotated[tuple[Level, ...], BeforeValidator(_levels)] = ()
     data_version: str | None = Field(default=None, min_length=1)
     # Of what the others leave for training, so many; evaluation sets have their own `count`.
-    max_tasks: int | None = Field(default=None, ge=1)
+    max_tasks: Tasks | None = None
 
 
 class DifficultyConfig(Model):
@@ -43,10 +45,10 @@ class DifficultyConfig(Model):
 
     enabled: bool = False
     # Groups of a task before it may be parked.
-    min_groups: int = Field(default=2, ge=1)
+    min_groups: Count = 2
     # A task is parked at a running pass rate of at least `solved`, or of at most `impossible`.
-    solved: float = Field(default=0.95, ge=0, le=1)
-    impossible: float = Field(default=0.02, ge=0, le=1)
+    solved: float = Field(default=0.95, gt=0, le=1)
+    impossible: Share = 0.02
     # Weight of a task's earlier groups against its newest; 1 forgets nothing.
     decay: float = Field(default=0.5, gt=0, le=1)
     # Share of an environment's draws that tries a parked task again; 0 never does.
@@ -56,7 +58,7 @@ class DifficultyConfig(Model):
     def _there_is_something_between(self) -> Self:
         if self.impossible >= self.solved:
             raise ValueError(
-                f"impossible is {self.impossible}, which must be below solved, {self.solved}"
+                f"impossible: {self.impossible}, which must be below solved, {self.solved}"
             )
         return self
 
@@ -70,17 +72,19 @@ class SamplingConfig(Model):
     # By environment, for `mixing = "weights"`; 0 leaves an environment out.
     weights: dict[str, Weight] = Field(default_factory=dict[str, Weight])
     # Every environment has so many of each `groups_per_step` groups, whatever its weight.
-    min_per_env: int = Field(default=0, ge=0)
+    min_per_env: int = Field(default=0, ge=0, le=1_000_000)
     # Steps of an epoch, for the metric; absent means as many groups as there are tasks.
-    epoch_steps: int | None = Field(default=None, ge=1)
+    epoch_steps: Steps | None = None
     # Most of an environment's tasks that may be quarantined.
-    quarantine_share: float = Field(default=0.1, ge=0, le=1)
+    quarantine_share: Share = 0.1
     difficulty: DifficultyConfig = DifficultyConfig()
 
     @model_validator(mode="after")
     def _weights_belong_to_their_mixing(self) -> Self:
         if self.mixing == "weights" and not any(self.weights.values()):
-            raise ValueError('mixing is "weights", but no environment has a weight above 0')
+            raise ValueError(
+                'weights: mixing is "weights", but no environment has a weight above 0'
+            )
         if self.mixing != "weights" and self.weights:
-            raise ValueError(f'weights need mixing = "weights", not "{self.mixing}"')
+            raise ValueError(f'weights: they need mixing = "weights", not "{self.mixing}"')
         return self

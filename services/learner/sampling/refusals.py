@@ -1,13 +1,25 @@
-"""Environments and tasks that the env_gateway will not have, told from those that merely fail."""
+"""Environments and tasks that the env_gateway will not have, told from those that merely fail; and
+runs in which nothing ever works."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
 from services.learner.trajectory import Trajectory
 from services.learner.types import FailureKind
 
-# Tasks that must be refused before an environment counts as refused, where it has so many.
-_TASKS = 8
+# Tasks that must be refused before an environment counts as refused, where it has so many; and that
+# must fail for one reason before it counts as one that cannot work.
+_TASKS, _FAILED_TASKS = 8, 3
+# Of an environment, its verifiers or the engine; others are troubles of our own, that may pass.
+_TELLING = (FailureKind.ENV_LOST, FailureKind.NO_GRADE, FailureKind.ENGINE_ERROR)
+# The gateway itself is away, and started anew; or others have all places.
+_PASSING = (
+    *("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "DRAINING", "QUEUE_FULL", "EPISODE_LOST"),
+    *("throttled", "no_place"),
+)
+# Ids, digests and seconds differ from try to try.
+_NUMBERS = re.compile(r"[0-9a-f]{8,}|\d+")
 
 
 class Refusal(StrEnum):
@@ -35,12 +47,18 @@ class Refusals:
         self._opened = set(opened)
         # When the first task of an environment was refused, and which ones were.
         self._refused: dict[str, tuple[float, set[str]]] = {}
+        # Whether anything was ever graded; and by environment when the first of the groups failed
+        # that all failed for this reason, and their tasks.
+        self._worked = bool(self._opened)
+        self._failed: dict[str, tuple[float, str, set[str]]] = {}
 
     def tried(self, env: str, trajectory: Trajectory) -> None:
         """Note what a try says about its environment."""
         if trajectory.reward is not None or trajectory.counts.open_s or trajectory.counts.turns:
             self._opened.add(env)
             self._refused.pop(env, None)
+        if trajectory.reward is not None:
+            self._worked = True
 
     def refused(
         self, env: str, task: str, refusal: Refusal, detail: str, *, at: float, open_since: float
@@ -65,6 +83,42 @@ class Refusals:
             f"env_gateway: refuses the tasks of environment {env!r}, and no episode of it was ever"
             f" opened in this run: of {task!r} it says {detail}"
         )
+
+    def failed(
+        self, env: str, task: str, tries: Sequence[Trajectory], *, at: float, open_since: float
+    ) -> str:
+        """Every try of a group failed, the last at `at`; returns why the run cannot go on, or
+        nothing. `open_since`: see `refused`."""
+        reason = _same_reason(tries)
+        if self._worked or not reason:
+            return ""
+        known = self._failed.get(env)
+        if known is None or known[1] != reason:
+            known = self._failed[env] = (at, reason, set())
+        first, _, tasks = known
+        tasks.add(task)
+        if len(tasks) < min(_FAILED_TASKS, self._sizes.get(env, 1)) or open_since <= first:
+            return ""
+        last = tries[-1]
+        what = f"{last.failure}: {last.no_grade}: " if last.no_grade else f"{last.failure}: "
+        return (
+            f"nothing of this run was ever graded, and all tries at {len(tasks)} tasks of"
+            f" environment {env!r} failed for the same reason: {what}{last.detail}"
+        )
+
+
+def _same_reason(tries: Sequence[Trajectory]) -> str:
+    """The reason for which all of these failed; "" where there are several, or none to tell."""
+    reasons = {_reason(each) for each in tries}
+    return reasons.pop() if len(reasons) == 1 else ""
+
+
+def _reason(trajectory: Trajectory) -> str:
+    passing = trajectory.detail.partition(":")[0] in _PASSING
+    if trajectory.failure not in _TELLING or passing or not trajectory.detail:
+        return ""
+    detail = _NUMBERS.sub("#", trajectory.detail)
+    return f"{trajectory.failure} {trajectory.no_grade} {detail}"
 
 
 def _refusal(trajectory: Trajectory) -> Refusal | None:

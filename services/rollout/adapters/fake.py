@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ LOGPROB = -0.5
 
 
 class FakeEngine:
-    """Writes what `script` says, one turn after a pause; without a script, random tokens."""
+    """Writes what `script` says, a turn in so many seconds; without a script, random tokens."""
 
     def __init__(
         self,
@@ -39,7 +40,11 @@ class FakeEngine:
         self.loaded: list[PolicyId] = []
 
     async def generate(
-        self, token_ids: NDArray[np.int32], sampling: Sampling, max_tokens: int
+        self,
+        token_ids: NDArray[np.int32],
+        sampling: Sampling,
+        max_tokens: int,
+        timeout_s: float = inf,
     ) -> Completion:
         started_with = self.policy
         if self.death.done():
@@ -48,17 +53,20 @@ class FakeEngine:
             raise EngineError("no policy is loaded")
         self.running += 1
         try:
-            await asyncio.sleep(self._seconds)
+            await asyncio.sleep(min(self._seconds, timeout_s))
         finally:
             self.running -= 1
         text = self._script(self._tokenizer.decode(token_ids.tolist()))
         ids = [*self._tokenizer.encode(text), self._turn_end_id]
-        kept = np.array(ids[:max_tokens], np.int32)
+        timed_out = timeout_s < self._seconds
+        most = int(len(ids) * timeout_s / self._seconds) if timed_out else max_tokens
+        kept = np.array(ids[: min(most, max_tokens)], np.int32)
         return Completion(
             token_ids=kept,
             logprobs=np.full(len(kept), LOGPROB, np.float32),
             spans=_spans(started_with, self.policy or started_with, len(kept)),
             cut=len(ids) > max_tokens,
+            timed_out=timed_out,
         )
 
     async def load(self, publication: Publication, path: Path) -> None:

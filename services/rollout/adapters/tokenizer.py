@@ -8,6 +8,10 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from services.rollout.ports import TemplateError
+
+MOST_SAID = 300
+
 
 class TransformersTokenizer:
     """A fast tokenizer with a chat template; `template_options` go to every rendering."""
@@ -23,7 +27,11 @@ class TransformersTokenizer:
         self.control_tokens: Sequence[str] = [str(token) for token in added if token.special]
 
     def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+        try:
+            return list(self._tokenizer.encode(text, add_special_tokens=False))
+        except TypeError as error:
+            # What it says of text that is no UTF-8, such as half of a character.
+            raise TemplateError(f"a text cannot be tokenised: {_begin(ascii(text))}") from error
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
@@ -34,14 +42,25 @@ class TransformersTokenizer:
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
     ) -> str:
-        rendered = self._tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
-            tools=[dict(tool) for tool in tools] if tools else None,
-            add_generation_prompt=add_generation_prompt,
-            tokenize=False,
-            **self._options,
-        )
+        try:
+            rendered = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=[dict(tool) for tool in tools] if tools else None,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+                **self._options,
+            )
+        except Exception as error:
+            # A template is a program of the model's makers: it raises what it likes.
+            roles = ", ".join(str(message["role"]) for message in messages)
+            said = _begin(str(error) or type(error).__name__)
+            raise TemplateError(f"the chat template cannot render {roles}: {said}") from error
         return str(rendered)
+
+
+def _begin(text: str) -> str:
+    """Enough of it for a message."""
+    return text if len(text) <= MOST_SAID else f"{text[:MOST_SAID]}..."
 
 
 def model_folder(model: str, revision: str | None = None) -> Path:

@@ -6,8 +6,11 @@ by policy, and weights change only while the scheduler stands still.
 """
 
 import asyncio
+import multiprocessing
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,12 +35,15 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 HEALTH_INTERVAL_S = 0.5
+ABORT_INTERVAL_S = 0.05
 # No request is under way for longer than so many updates.
 POLICIES_KEPT = 256
 # Of a request that each time was begun by weights newer than it was meant for.
 BEGINNINGS = 4
 # Odd, so that different lengths give one attempt different seeds.
 SEED_STRIDE = 0x9E3779B97F4A7C15
+# What a policy had no time for.
+NOTHING = Completion(np.zeros(0, np.int32), np.zeros(0, np.float32), (), cut=False, timed_out=True)
 
 log = get_logger(__name__)
 
@@ -67,14 +73,24 @@ class VllmEngine:
             refuse_foreign_torchvision(installed_versions())
         set_environment(config, local=model.folder.exists())
         options = engine_options(config, model)
-        llm = await asyncio.to_thread(_create, options)
+        try:
+            llm = await asyncio.to_thread(_create, options)
+        except asyncio.CancelledError:
+            # The thread waits for the engine's processes, which would outlive this one.
+            for child in multiprocessing.active_children():
+                child.kill()
+            raise
         await llm.collective_rpc("end_with_parent")
         return cls(
             llm, model.stop_token_ids, seeded=config.seeded, max_num_seqs=config.max_num_seqs
         )
 
     async def generate(
-        self, token_ids: NDArray[np.int32], sampling: Sampling, max_tokens: int
+        self,
+        token_ids: NDArray[np.int32],
+        sampling: Sampling,
+        max_tokens: int,
+        timeout_s: float = inf,
     ) -> Completion:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -91,13 +107,19 @@ class VllmEngine:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
+        ends = asyncio.get_running_loop().time() + timeout_s
         for _ in range(BEGINNINGS):
-            async with self._room:
-                policy, answer = await self._request(token_ids, params)
-            completion = self._completion(answer.outputs[0])
+            try:
+                async with self._seat(ends) as policy:
+                    answer, over = await self._answer(policy, token_ids, params, ends)
+            except TimeoutError:
+                return NOTHING
+            completion = self._completion(answer.outputs[0], over=over)
             if not completion.spans or completion.spans[0].policy == policy:
                 return completion
             log.debug("begun by other weights than asked", policy=policy.label)
+            if completion.timed_out:
+                return NOTHING
         raise RequestAborted(f"the weights changed {BEGINNINGS} times before it was begun")
 
     async def score(self, token_ids: NDArray[np.int32]) -> NDArray[np.float32]:
@@ -111,7 +133,7 @@ class VllmEngine:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        _, scored = await self._request(token_ids, params)
+        scored, _ = await self._answer(await self._standing(), token_ids, params, inf)
         # Nothing comes before the first token.
         return _logprobs(scored.prompt_logprobs)[1:]
 
@@ -164,44 +186,85 @@ class VllmEngine:
             self._policies.pop(next(iter(self._policies)))
         self.policy = policy
 
-    async def _request(
-        self, token_ids: NDArray[np.int32], params: Any
-    ) -> tuple[PolicyId, "RequestOutput"]:
-        """The answer, and the policy whose prefix cache it was asked from.
+    @asynccontextmanager
+    async def _seat(self, ends: float) -> AsyncGenerator[PolicyId]:
+        """A place among the requests that run, and the policy whose prefix cache to ask from.
 
         Weights that change after the request is queued and before it is begun begin it; then what
         they write stands on a prefix that the older ones have computed, and is of neither policy.
+        Raises TimeoutError when neither is had by `ends`.
         """
+        async with asyncio.timeout_at(ends):
+            await self._room.acquire()
+        try:
+            async with asyncio.timeout_at(ends):
+                policy = await self._standing()
+            yield policy
+        finally:
+            self._room.release()
+
+    async def _standing(self) -> PolicyId:
+        """The policy that is served, once no weights are being loaded."""
         await self._weights_stand.wait()
-        policy = self.policy
         if self._dead is not None:
             raise EngineDead(self._dead)
-        if policy is None:
+        if self.policy is None:
             raise EngineError("no policy is loaded")
-        return policy, await self._answer(policy, token_ids, params)
+        return self.policy
 
     async def _answer(
-        self, policy: PolicyId, token_ids: NDArray[np.int32], params: Any
-    ) -> "RequestOutput":
+        self, policy: PolicyId, token_ids: NDArray[np.int32], params: Any, ends: float
+    ) -> tuple["RequestOutput", bool]:
+        """The answer as it is at `ends`, and whether it was cut there."""
         from vllm import TokensPrompt
         from vllm.exceptions import VLLMError
         from vllm.v1.engine.exceptions import EngineDeadError
 
         prompt = TokensPrompt(prompt_token_ids=token_ids.tolist(), cache_salt=policy.label)
+        request_id = uuid.uuid4().hex
         last: RequestOutput | None = None
         try:
-            async for output in self._llm.generate(prompt, params, request_id=uuid.uuid4().hex):
-                last = output
+            async with self._aborted_at(ends, request_id) as aborts:
+                async for output in self._llm.generate(prompt, params, request_id=request_id):
+                    last = output
         except EngineDeadError as error:
             raise EngineDead("vLLM's engine process has ended") from error
         except VLLMError as error:
             raise EngineError(f"{type(error).__name__}: {error}") from error
         if last is None:
             raise EngineError("vLLM ended the request without an output")
-        return last
+        return last, bool(aborts)
 
-    def _completion(self, output: "CompletionOutput") -> Completion:
-        if output.finish_reason == "abort":
+    @asynccontextmanager
+    async def _aborted_at(
+        self, ends: float, request_id: str
+    ) -> AsyncGenerator[list[asyncio.Task[None]]]:
+        """Have vLLM end a request at `ends`: it then answers with what it has sampled.
+
+        Yields what is done for it, nothing before that.
+        """
+        aborts: list[asyncio.Task[None]] = []
+
+        def begin() -> None:
+            aborts.append(asyncio.create_task(self._abort(request_id)))
+
+        timer = asyncio.get_running_loop().call_at(ends, begin)
+        try:
+            yield aborts
+        finally:
+            timer.cancel()
+            await cancel(aborts)
+
+    async def _abort(self, request_id: str) -> None:
+        # vLLM may not know the request yet, and then takes no notice.
+        while True:
+            await self._llm.abort(request_id)
+            await asyncio.sleep(ABORT_INTERVAL_S)
+
+    def _completion(self, output: "CompletionOutput", *, over: bool) -> Completion:
+        """`over` says that its time is: an abort is ours then."""
+        aborted = output.finish_reason == "abort"
+        if aborted and not over:
             raise RequestAborted("the engine gave up the request")
         return checked(
             Completion(
@@ -209,6 +272,7 @@ class VllmEngine:
                 logprobs=_logprobs(output.logprobs),
                 spans=self._spans(output),
                 cut=output.finish_reason == "length",
+                timed_out=aborted,
             )
         )
 

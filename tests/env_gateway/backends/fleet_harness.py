@@ -91,7 +91,7 @@ async def fleet_bench(emulator: Emulator, **settings: Any) -> AsyncGenerator[Ben
 
 class Harness(BookingTasks):
     name = "fleet"
-    can = frozenset(Can)
+    can = frozenset(Can) - {Can.SHOW_END}
 
     def __init__(
         self, emulator: Emulator | None = None, *, section: Mapping[str, Any] = {}, **fleet: Any

@@ -26,6 +26,7 @@ class Can(StrEnum):
     # Without it, a repeated creation is a second instance that the backend closes.
     IDEMPOTENT = "create once however often it is asked"
     ANNOTATE = "say which tools only read"
+    SHOW_END = "show by itself that an instance has ended"
     REFUSE = "refuse a call that is well formed"
 
 

@@ -18,7 +18,7 @@ _COMMAND = (sys.executable, "-m", "environments.serve", "--port", "0", "--die-wi
 
 class Harness(BookingTasks):
     name = "mcp"
-    can = frozenset(Can)
+    can = frozenset(Can) - {Can.SHOW_END}
 
     def start(self) -> None:
         self._process = subprocess.Popen(_COMMAND, stdout=subprocess.PIPE, stdin=subprocess.PIPE)

@@ -15,7 +15,7 @@ class Harness:
     """It rewards messages by their length: 1.0 for ten characters."""
 
     name = "openenv_example"
-    can = frozenset({Can.DIE})
+    can = frozenset({Can.DIE, Can.SHOW_END})
     read_call: Call = ("step", {"message": ""})
     write_call: Call = ("step", {"message": "hello"})
     bad_call: Call = ("step", {"nonsense": 1})

@@ -16,7 +16,7 @@ _COMMAND = (sys.executable, "-m", "environments.serve", "booking", "--openenv", 
 
 class Harness(BookingTasks):
     name = "openenv"
-    can = frozenset({Can.CHECKS, Can.REFUSE_DATA, Can.DIE, Can.ANNOTATE, Can.REFUSE})
+    can = frozenset({Can.CHECKS, Can.REFUSE_DATA, Can.DIE, Can.ANNOTATE, Can.REFUSE, Can.SHOW_END})
 
     def start(self) -> None:
         self._process = subprocess.Popen(_COMMAND, stdout=subprocess.PIPE, stdin=subprocess.PIPE)

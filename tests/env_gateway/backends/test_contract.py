@@ -13,7 +13,7 @@ from services.env_gateway.ports import BackendError, Orphan, QueryError, Text
 from services.env_gateway.session import Outcome
 from tests.env_gateway.backends.bench import TIMEOUT_S, Bench
 from tests.env_gateway.backends.harness import Can
-from tests.env_gateway.support import open_spec, states
+from tests.env_gateway.support import open_spec, states, until
 
 _TABLES = "SELECT name FROM sqlite_master WHERE type = 'table'"
 
@@ -175,6 +175,17 @@ async def test_a_lost_instance_that_nobody_called_has_no_grade_either(bench: Ben
     grade = await bench.grade(session)
     assert (grade.reward, grade.reason) == (None, Reason.INSTANCE_LOST), grade
     await bench.close(session)
+
+
+@pytest.mark.needs(Can.SHOW_END)
+async def test_a_worker_that_renews_hears_which_of_its_instances_has_ended(bench: Bench) -> None:
+    session, other = await bench.open(0), await bench.open(1)
+    assert session.instance is not None
+    ids = [one.episode.episode_id for one in (session, other)]
+    assert bench.gateway.renew("rollout-0", ids) == []
+    await bench.harness.kill(bench.backend, session.instance.instance_id)
+    await until(lambda: ids[0] in bench.gateway.renew("rollout-0", ids))
+    await bench.close(session, other)
 
 
 @pytest.mark.needs(Can.DIE)

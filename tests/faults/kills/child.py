@@ -12,7 +12,9 @@ from services.common.spec import PolicyConfig
 from services.learner.adapters.trackers_jsonl import JsonlTracker
 from services.learner.assemble import run_learner
 from services.learner.groups.batcher import train_batch
-from services.learner.journal.store import FILE_NAME, open_journal
+from services.learner.journal.plans import plans_after
+from services.learner.journal.store import FILE_NAME, reading
+from services.learner.journal.trajectories import trajectories_of
 from services.learner.vendors import Vendors
 from tests.faults.kills.ranks import SmallRanks
 from tests.learner.rank.configs import policy_config
@@ -23,7 +25,8 @@ GO = "go"
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One start of a learner: in which folder, for how many steps, and which death it dies."""
+    """One start of a learner: in which folder, for how many steps (0: it trains none), and which
+    death it dies."""
 
     folder: Path
     model: Path
@@ -54,7 +57,7 @@ async def live(life: Life) -> None:
     """Serve and train until the run is done."""
     config = make_config(
         life.folder,
-        steps=life.steps,
+        steps=max(1, life.steps),
         groups_per_step=2,
         group_size=2,
         max_staleness=1,
@@ -62,6 +65,8 @@ async def live(life: Life) -> None:
         attach_grace_s=0.1,
         checkpoint={"every": life.checkpoint_every, "keep": 2},
     )
+    # No spec may ask for none: such a life ends as soon as its journal is made.
+    config = config.model_copy(update={"steps": life.steps})
     runtime = make_runtime(life.folder, config, listen=f"127.0.0.1:{life.port}")
     ranks = SmallRanks(
         life.folder / "weights", _policy(life.model), Killer(life.moment, life.count)
@@ -81,16 +86,14 @@ async def replay(folder: Path, model: Path) -> None:
     ):
         source.backup(target)
         restore_payloads(target)
-    journal = open_journal(copy)
     ranks = SmallRanks(folder / "again", _policy(model))
-    try:
+    with reading(copy / FILE_NAME) as db:
         await ranks.start(None)
-        for plan in await journal.plans_after(0):
-            attempts = await journal.load(plan.attempts)
+        for plan in plans_after(db, 0):
+            attempts, damaged = trajectories_of(db, plan.attempts)
+            assert not damaged
             await ranks.train(train_batch(plan.step, attempts, plan.settings))
         await ranks.save(folder / "replayed")
-    finally:
-        await journal.close()
 
 
 def keep_payloads(run_dir: Path) -> None:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from services.learner.journal.audit import Audit, audit
+from services.learner.journal.mark import FILE_NAME as MARK
 from services.learner.journal.store import FILE_NAME, open_journal
 from tests.faults.kills.child import GO, Life, keep_payloads
 from tests.faults.kills.fork_server import ForkServer, tail
@@ -207,8 +208,7 @@ class KilledRun:
 
 
 def journal_files(run_dir: Path) -> list[Path]:
-    path = run_dir / FILE_NAME
-    return [path, path.with_name(f"{FILE_NAME}-wal")]
+    return [run_dir / name for name in (FILE_NAME, f"{FILE_NAME}-wal", MARK)]
 
 
 def checkpoint_files(run_dir: Path, steps: int, epoch: int) -> list[Path]:

@@ -14,9 +14,10 @@ from tests.faults.launcher_kills.file_cloud import FileCloud
 def main() -> None:
     runs, cloud = Path(sys.argv[1]), Path(sys.argv[2])
 
-    async def gate(intent: Intent) -> None:
+    async def gate(intent: Intent) -> tuple[str, ...]:
         while (cloud / "hold").exists():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
+        return ()
 
     log.setup("launcher", "")
     with alone(runs) as alone_here:

@@ -19,9 +19,10 @@ from services.launcher.ports import Hooks, Intent
 def main() -> None:
     runs, root, hold = (Path(argument) for argument in sys.argv[1:4])
 
-    async def gate(intent: Intent) -> None:
+    async def gate(intent: Intent) -> tuple[str, ...]:
         while hold.exists():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
+        return ()
 
     log.setup("launcher", "")
     with alone(runs) as alone_here:

@@ -70,7 +70,7 @@ def test_the_doctor_tells_of_refused_keys_without_them(tmp_path: Path) -> None:
         results = doctor(path, environ)
     by_name = {each["probe"]: each for each in results}
     failed = {name for name, each in by_name.items() if each["status"] == "fail"}
-    assert failed >= {"fleet", "wandb", "slack", "store", "tools"}, results
+    assert failed >= {"fleet", "wandb", "slack", "store", "episodes"}, results
     assert canaries.traces(repeater.told.encode()) >= {"FLEET_API_KEY", "SLACK_BOT_TOKEN"}
     assert canaries.traces(json.dumps(results).encode()) == set()
     assert canaries.in_files(tmp_path) == {}

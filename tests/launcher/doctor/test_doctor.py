@@ -56,13 +56,13 @@ def test_a_run_in_which_nothing_is_wrong_passes_every_probe_that_applies(
     applied = {name for name, status in by_name.items() if status == "ok"}
     assert done.returncode == 0, done.stdout
     assert applied >= {"spec", "versions", "ports", "memory", "disk", "tokenizer", "dataset"}
-    assert applied >= {"echo", "ring", "tools"}
+    assert applied >= {"echo", "ring", "episodes"}
 
 
 def test_a_fault_ends_with_code_1_and_is_in_the_table(tmp_path: Path) -> None:
     path = tmp_path / "spec.json"
     path.write_text(canonical_json(spec(tmp_path / "nowhere", tmp_path / "nothing.json")))
-    skip = [word for name in ("ring", "tools", "echo") for word in ("--skip", name)]
+    skip = [word for name in ("ring", "episodes", "echo") for word in ("--skip", name)]
     done = doctor(path, *skip)
     assert done.returncode == 1
     assert "PROBE" in done.stdout and "STATUS" in done.stdout
@@ -137,5 +137,5 @@ async def test_a_run_that_is_well_may_start_here_and_one_that_is_not_is_refused(
 
 def test_a_start_here_runs_no_probe_that_costs_something() -> None:
     costly = {probe.name for probe in PROBES if not probe.local}
-    assert costly == {"tokenizer", "echo", "ring", "tools"}
+    assert costly == {"tokenizer", "echo", "ring"}
     assert LauncherConfig().skip_probes == ()

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from structlog.testing import capture_logs
 
 from services.common.config import canonical_json
 from services.launcher.doctor.gate import doctor_gate
@@ -87,11 +86,11 @@ async def test_canaries_are_opened_by_the_launchers_own_gateway_unless_it_has_to
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
     alone = subject(spec(policy, tasks, *ELSEWHERE), tmp_path)
-    says(await probed("tools", alone), Status.OK, "booking: 4 tools", "tracker: 3 tools")
+    says(await probed("episodes", alone), Status.OK, "booking: 4 tools", "tracker: 3 tools")
     emulated = json.dumps(["python", "-m", "environments.fleet_emulator", "--port", "0"])
     starts = f"env_gateway.backends.fleet.command={emulated}"
     more = spec(policy, tasks, *ELSEWHERE, "env_gateway.backend=fleet", starts)
-    told = await probed("tools", subject(more, tmp_path))
+    told = await probed("episodes", subject(more, tmp_path))
     says(told, Status.WARN, *TOLD, "env_gateway.backends.fleet starts processes")
 
 
@@ -103,8 +102,8 @@ async def test_a_start_tells_what_was_left_out_and_goes_on(
     content["launcher"]["skip_probes"] = ["clouds", "echo", "tokenizer", "memory", "disk"]
     plan = read_spec(canonical_json(content))
     run = Run(run_id="well-1", name="well", wanted=plan.config.replicas())
-    with capture_logs() as lines:
-        await doctor_gate(Intent(run, tmp_path / "runs/well-1", plan.text, plan.config, ()))
-    warned = {line["probe"]: line["detail"] for line in lines if line["log_level"] == "warning"}
+    told = await doctor_gate(Intent(run, tmp_path / "runs/well-1", plan.text, plan.config, ()))
+    found = [line.removeprefix("the doctor warns: ").partition(": ") for line in told]
+    warned = {probe: detail for probe, _, detail in found}
     assert warned.keys() == {"versions", "ring"}
     assert all(word in detail for detail in warned.values() for word in TOLD)

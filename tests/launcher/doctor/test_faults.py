@@ -47,7 +47,7 @@ async def test_packages_that_do_not_go_together_are_named(
 async def test_a_gpu_that_the_installed_torch_cannot_use_is_named(
     policy: Path, tasks: Path, tmp_path: Path
 ) -> None:
-    content = spec(policy, tasks, "learner.rank.device=cuda", "rollout.engine.device=gpu")
+    content = spec(policy, tasks, "learner.rank.device=cuda", "rollout.engine.device=cuda")
     result = await probed("versions", subject(content, tmp_path))
     says(result, Status.FAIL, "ask for a GPU, torch 2", "torch for CUDA")
 
@@ -63,8 +63,13 @@ async def test_ports_that_somebody_has_are_named(policy: Path, tasks: Path, tmp_
         local = await probed("ports", subject(content, tmp_path))
         registry = (f"launcher.sky.registry_port={port}", "launcher.backend=sky")
         sky = await probed("ports", subject(spec(policy, tasks, *registry), tmp_path))
+        weights = spec(policy, tasks, f"learner.weights.port={port}")
+        published = await probed("ports", subject(weights, tmp_path))
     says(local, Status.FAIL, f"port {port} cannot be had", "env_gateway.backends.fleet.command")
     says(sky, Status.FAIL, f"port {port} cannot be had", "or change launcher.sky.registry_port")
+    says(published, Status.FAIL, f"port {port} cannot be had", "or change learner.weights.port")
+    free = await probed("ports", subject(weights, tmp_path))
+    says(free, Status.OK, f"free: {port} (learner.weights.port)")
 
 
 async def test_an_advertised_address_must_lead_back_to_this_machine(
@@ -124,7 +129,7 @@ def rented(policy: Path, tasks: Path, tmp_path: Path, learner: str, rollout: str
     large = larger(policy, tmp_path / f"{learner}-{rollout}".replace(":", "-"), 8.2e9)
     content = spec(large, tasks, "policy.dtype=bfloat16", "launcher.backend=sky")
     content["learner"]["rank"] = {"device": "cuda"}
-    content["rollout"]["engine"]["device"] = "gpu"
+    content["rollout"]["engine"]["device"] = "cuda"
     kinds = {"learner": learner, "rollout": rollout}
     content["launcher"]["sky"] = {
         service: {"any_of": [{"infra": "lambda", "accelerators": kind}]}

@@ -81,9 +81,7 @@ async def test_of_several_clouds_the_one_that_the_spec_names_counts(
     says(await probed("store", subject(content, tmp_path)), Status.WARN, "Slurm job")
 
 
-@pytest.mark.parametrize(
-    "overrides", [(), (*RENTED, "learner.mode=eval"), (*RENTED, "learner.steps=0")]
-)
+@pytest.mark.parametrize("overrides", [(), (*RENTED, "learner.mode=eval")])
 async def test_what_stays_here_or_trains_nothing_needs_no_store(
     policy: Path, tasks: Path, tmp_path: Path, overrides: tuple[str, ...]
 ) -> None:
@@ -96,7 +94,17 @@ async def test_the_gate_refuses_training_and_lets_an_evaluation_begin(
 ) -> None:
     content = spec(policy, tasks, *SLURM)
     apply_override(content, RENTED[1])
-    costly = ["clouds", "ports", "tokenizer", "echo", "ring", "tools", "versions", "memory", "disk"]
+    costly = [
+        "clouds",
+        "ports",
+        "tokenizer",
+        "echo",
+        "ring",
+        "episodes",
+        "versions",
+        "memory",
+        "disk",
+    ]
     content["launcher"]["skip_probes"] = costly
     plan = read_spec(canonical_json(content))
     run = Run(run_id="well-1", name="well", wanted=plan.config.replicas())

@@ -18,7 +18,7 @@ def rented(policy: Path, tasks: Path, folder: Path, **sky: Any) -> Subject:
     large = larger(policy, folder / "large", 8.2e9)
     content = spec(large, tasks, "policy.dtype=bfloat16", "launcher.backend=sky")
     content["learner"]["rank"] = {"device": "cuda"}
-    content["rollout"]["engine"]["device"] = "gpu"
+    content["rollout"]["engine"]["device"] = "cuda"
     kind = {"accelerators": "H200:1"}
     machines = {"any_of": [{"infra": "lambda", **kind}, {"infra": "runpod", **kind}]}
     services = dict.fromkeys(("learner", "env_gateway", "rollout"), machines)
@@ -122,7 +122,7 @@ def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_more_gpus_than_there_are_here_are_refused(
     policy: Path, tasks: Path, tmp_path: Path, overrides: tuple[str, ...], words: str
 ) -> None:
-    gpus = ("learner.rank.device=cuda", "rollout.engine.device=gpu")
+    gpus = ("learner.rank.device=cuda", "rollout.engine.device=cuda")
     well = subject(spec(policy, tasks, *gpus, "learner.rank.processes=2"), tmp_path)
     says(await probed("memory", well), Status.OK)
     about = subject(spec(policy, tasks, *gpus, *overrides), tmp_path)

@@ -74,7 +74,7 @@ async def test_an_environment_that_cannot_be_opened_is_named_and_the_others_show
     known, unknown = make_task("booking", "train", 0), make_task("tracker", "train", 0)
     path = tmp_path / "tasks.json"
     path.write_text(json.dumps([known, {**unknown, "env_id": "teleporter"}]))
-    result = await probed("tools", subject(spec(policy, path), tmp_path))
+    result = await probed("episodes", subject(spec(policy, path), tmp_path))
     says(result, Status.FAIL, "teleporter cannot be opened", "correct env_gateway.backends")
     says(result, Status.FAIL, "booking: 4 tools (book_room,")
     assert not children()
@@ -99,7 +99,8 @@ async def test_a_backend_that_does_not_start_is_told_in_its_own_words(
     content["env_gateway"]["backends"] = {
         "mcp": {"command": json.loads(command), "instances": True}
     }
-    says(await probed("tools", subject(content, tmp_path)), Status.FAIL, "booking cannot be opened")
+    result = await probed("episodes", subject(content, tmp_path))
+    says(result, Status.FAIL, "booking cannot be opened", "code 1 and said: no licence")
 
 
 async def test_skypilot_that_is_not_installed_is_told_with_what_installs_it(

@@ -78,7 +78,8 @@ async def test_a_task_file_that_the_learner_would_refuse_is_told(
 ) -> None:
     twice = write(tmp_path / "twice.json", task("booking", 0), task("booking", 0))
     result = await probed("dataset", subject(spec(policy, twice), tmp_path))
-    says(result, Status.FAIL, f"{twice}: two tasks have the key", "or the file")
+    says(result, Status.FAIL, f"{twice}: two tasks have the key", "; correct the file")
+    assert "learner.select" not in result.detail
 
 
 async def test_canaries_are_opened_only_in_environments_of_tasks_that_are_used(
@@ -87,11 +88,11 @@ async def test_canaries_are_opened_only_in_environments_of_tasks_that_are_used(
     path = write(tmp_path / "two.json", task("tracker", 0, env_id="teleporter"), task("booking", 0))
 
     async def opened(*overrides: str) -> Any:
-        return await probed("tools", subject(spec(policy, path, *overrides), tmp_path))
+        return await probed("episodes", subject(spec(policy, path, *overrides), tmp_path))
 
     says(await opened(), Status.FAIL, "teleporter cannot be opened", "booking: 4 tools")
     one = await opened("learner.select.env_keys=booking")
-    says(one, Status.OK, "booking: 4 tools")
+    says(one, Status.OK, "booking: graded ", "nothing has changed since")
     assert "teleporter" not in one.detail
     # The probe `dataset` fails of it.
     none = await opened("learner.select.difficulty=[3]")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from services.launcher import books
 from services.launcher.adapters.slack import Slack, text_of
 from services.launcher.adapters.webhook import Webhook
 from services.launcher.notify.facts import selected_tasks
@@ -19,6 +20,7 @@ from services.launcher.notify.outbox import Letter, Outbox, Target
 from services.launcher.notify.post import Post
 from services.launcher.notify.sinks import Sink
 from services.launcher.notify_config import NotifyConfig, SlackConfig
+from services.launcher.progress import Alarm, Progress
 from services.launcher.runs import Cleanup, Cost, Outcome, Run, RunState
 from services.launcher.store import Store
 from tests.launcher.notify.slack_double import CHANNEL_ID, TOKEN, SlackDouble, slack
@@ -203,29 +205,22 @@ async def test_a_second_start_of_a_run_is_a_reply(tmp_path: Path) -> None:
         assert all("thread_ts" in message for message in double.messages[1:])
 
 
-async def test_an_alarm_of_the_learner_is_told_when_it_is_raised(tmp_path: Path) -> None:
-    (tmp_path / RUN).mkdir()
-    line = {"alarm": "no_grade_rate", "scope": "shop", "step": 7, "cause": "why", "fix": "how"}
-    (tmp_path / RUN / "alarms.jsonl").write_text("cut off\n" + json.dumps(line) + "\n")
-    raised = {"alarms/raised": 2.0, "alarms/no_grade_rate/shop": 1.0, "alarms/run_failed/all": 1.0}
+async def test_an_alarm_of_the_learner_is_told_each_time_that_it_is_raised(tmp_path: Path) -> None:
+    alarm = Alarm("no_grade_rate", "shop", "warning", 7, "why", "how")
+    solved = Alarm("solved", "desk", "notice", 7, "all pass", "give harder ones")
+    failed = Alarm("run_failed", "all", "error", 7, "the launcher says it too")
+    raised = Progress(alarms=(alarm, failed, solved))
     async with slack() as double, told(tmp_path, double) as one:
         await one.state(RunState.PREFLIGHT)
-        for metrics in (raised, raised, {"alarms/raised": 0.0}, raised):
-            one.store.save_metrics(RUN, metrics)
-            one.notifier.look()
-            await one.post.deliver()
-        alarms = [text for text in double.texts if "Alarm" in text]
-        assert len(alarms) == 2
-        assert "no grade rate of shop" in alarms[0] and "why. how" in alarms[0]
+        known = Progress()
+        for progress in (raised, raised, Progress(), raised):
+            books.write_progress(one.store, RUN, known, progress, 0.0)
+            known = progress
+            await one.tell()
+        heads = [text.splitlines()[0] for text in double.texts[1:]]
+        assert heads == ["⚠️ *Alarm: no grade rate of shop*", "💡 *Notice: solved of desk*"] * 2
+        assert "why. how" in double.texts[1]
         assert all("thread_ts" in message for message in double.messages[1:])
-
-
-async def test_an_alarm_of_a_learner_elsewhere_is_told_without_its_file(tmp_path: Path) -> None:
-    async with slack() as double, told(tmp_path, double) as one:
-        one.store.save_metrics(RUN, {"alarms/tool_error_rate/shop": 1.0})
-        one.notifier.look()
-        await one.post.deliver()
-        assert "tool error rate of shop" in double.texts[0]
 
 
 async def test_a_budget_is_told_once_for_each_limit(tmp_path: Path) -> None:
@@ -249,7 +244,7 @@ async def test_before_and_after_come_from_the_first_and_the_newest_evaluation(
     async with slack() as double, told(tmp_path, double) as one:
         await one.state(RunState.PREFLIGHT)
         for share in (0.1, 0.3, 0.7):
-            one.store.save_metrics(RUN, {"eval/all/pass_at_1": share})
+            one.store.save_progress(RUN, Progress(metrics={"eval/all/pass_at_1": share}))
             one.notifier.look()
         await one.state(RunState.COMPLETED, outcome=Outcome.COMPLETED)
         assert "10.0% → 70.0%" in double.texts[-1]

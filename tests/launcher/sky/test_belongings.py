@@ -133,3 +133,16 @@ def test_tasks_at_a_url_are_fetched_by_the_machines(tmp_path: Path) -> None:
     wish = {"learner": {"tasks": "s3://bucket/train.json"}}
     code = pinned(tmp_path / "runs/run-1", root, None, json.dumps(wish))
     assert named(wish) == [] and code.commit
+
+
+def test_verifiers_and_the_list_of_them_are_brought_too(tmp_path: Path) -> None:
+    root, folder = made(tmp_path / "root"), tmp_path / "code"
+    (root / "own").mkdir()
+    for name in ("own/list.sha256", "own/notes.py"):
+        (root / name).touch()
+    gateway = {
+        "verifiers": {"digests": "own/list.sha256"},
+        "environments": {"notes": {"verifier": "own/notes.py"}, "shop": {}},
+    }
+    assert bring({**SPEC, "env_gateway": gateway}, root, folder) == []
+    assert (folder / "own/list.sha256").exists() and (folder / "own/notes.py").exists()

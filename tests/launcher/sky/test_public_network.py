@@ -15,7 +15,12 @@ MAPPED = {"VAST_TCP_PORT_50051": "10022", "VAST_TCP_PORT_50052": "10023"}
 
 
 def arguments(
-    tmp_path: Path, key: Key, environment: Mapping[str, str], *, public: bool = True
+    tmp_path: Path,
+    key: Key,
+    environment: Mapping[str, str],
+    *,
+    public: bool = True,
+    metrics: bool = False,
 ) -> list[str]:
     """Those of a service, as the shell of its machine puts them."""
     python = tmp_path / "python"
@@ -30,6 +35,7 @@ def arguments(
         port=50051,
         public=public,
         hard_limit_s=60,
+        metrics=metrics,
     )
     done = subprocess.run(
         ["bash", "-c", run_script(watched)],
@@ -58,6 +64,12 @@ def test_a_learner_serves_weights_by_grpc_at_a_port_of_its_own(
     assert "--learner.weights.network=public" in given
     assert "--learner.weights.port=50052" in given
     assert f"--learner.weights.advertise={weights}" in given
+
+
+def test_a_rented_service_serves_prometheus_when_the_spec_says_so(tmp_path: Path) -> None:
+    for metrics in (True, False):
+        given = arguments(tmp_path, ("rollout", 0), {}, public=False, metrics=metrics)
+        assert ("--metrics-listen" in given) is metrics
 
 
 def test_nobody_else_is_told_of_weights(tmp_path: Path) -> None:

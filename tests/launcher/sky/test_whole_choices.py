@@ -68,8 +68,15 @@ def asked(
     found: list[tuple[dict[str, Any], str | None]] = []
 
     def take(
-        path: Path, runs: Path, overrides: list[str], *, resume: bool, run_id: str | None
+        path: Path,
+        runs: Path,
+        overrides: list[str],
+        *,
+        resume: bool,
+        run_id: str | None,
+        **others: bool,
     ) -> int:
+        assert not any(others.values())
         assert resume == (run_id is not None)
         found.append((load_spec(ROOT / path, overrides), run_id))
         return 0

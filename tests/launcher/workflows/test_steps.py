@@ -181,9 +181,9 @@ async def test_cancelling_the_job_cancels_the_run(tmp_path: Path) -> None:
         assert again == 0
 
 
-@pytest.mark.parametrize(
-    "asked", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
-)
+# The launcher goes after 30 s in which nobody asks it anything.
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGTERM])
 async def test_cancelling_a_job_that_started_its_own_launcher_leaves_no_process(
     tmp_path: Path, asked: signal.Signals
 ) -> None:

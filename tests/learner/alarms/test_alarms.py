@@ -41,12 +41,14 @@ def test_an_environment_where_every_try_fails_is_named_with_the_reason() -> None
     reason = "env_lost: connection refused"
     raiser.look({"shop": Streak(15, {reason: 15})})
     assert heard.names == []
+    reason, words = "env_lost: UNAVAILABLE", "connection refused"
     for tries in (16, 40):
-        raiser.look({"shop": Streak(tries, {reason: tries - 1, "aborted": 1})})
+        reasons = {reason: tries - 1, "aborted": 1}
+        raiser.look({"shop": Streak(tries, reasons, {reason: words})})
     assert heard.names == ["+failing_environment/shop"]
     verdict = heard.alarms[0].verdict
     assert "the last 16 tries there all failed, 15 of them with" in verdict.cause
-    assert reason in verdict.cause
+    assert verdict.cause.endswith("with: env_lost: UNAVAILABLE: connection refused")
     assert "flotilla env status" in verdict.fix
     raiser.look({"shop": Streak(0, {})})
     assert heard.names[-1] == "-failing_environment/shop"
@@ -83,15 +85,37 @@ def test_the_mismatch_guards_level_is_an_alarm(level: int, severity: Severity) -
     assert heard.alarms[0].verdict.severity is severity
 
 
-def test_what_is_raised_is_in_the_status_until_it_is_cleared() -> None:
+def test_what_is_raised_is_a_metric_until_it_is_cleared() -> None:
     raiser, _ = alarms()
-    shown = {"policy/loss": 1.0}
     raiser.look({"web/shop": Streak(16, {"aborted": 16})})
-    raiser.show(shown)
-    assert shown == {"policy/loss": 1.0, "alarms/failing_environment/web_shop": 1.0}
+    assert raiser.metrics == {"alarms/failing_environment/web_shop": 1.0}
     raiser.look({"web/shop": Streak(0, {})})
-    raiser.show(shown)
-    assert shown == {"policy/loss": 1.0}
+    assert raiser.metrics == {}
+
+
+def test_whoever_shows_alarms_is_woken_by_each_change_and_by_nothing_else() -> None:
+    raiser, _ = alarms()
+    changes: list[list[str]] = []
+    raiser.on_change = lambda: changes.append([alarm.verdict.rule for alarm in raiser.raised])
+    for streak in (Streak(15, {"x": 15}), Streak(16, {"x": 16}), Streak(17, {"x": 17})):
+        raiser.look({"shop": streak})
+    raiser.step_done(facts(1))
+    raiser.look({"shop": Streak(0, {})})
+    assert changes == [["failing_environment"], []]
+
+
+def test_an_alarm_says_words_of_others_without_what_steers_a_terminal() -> None:
+    raiser, heard = alarms()
+    raiser.failed("\x1b[2Jtwo\nlines" + "x" * 9_999)
+    cause = heard.alarms[0].verdict.cause
+    assert cause.startswith("two linesxxx") and len(cause) == 700
+
+
+def test_the_most_severe_comes_first() -> None:
+    raiser, _ = alarms()
+    raiser.step_done(facts(1, {"mismatch/guard_level": 1.0}))
+    raiser.failed("broken")
+    assert [alarm.verdict.rule for alarm in raiser.raised] == ["run_failed", "mismatch_guard"]
 
 
 def test_alarms_are_kept_in_a_file(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.learner.alarms.types import ALL
+from services.learner.alarms.types import ALL, Severity
 from tests.learner.alarms.support import alarms, facts
 
 
@@ -129,7 +129,7 @@ def test_all_environments_together_are_judged_beside_each() -> None:
 
 
 @pytest.mark.parametrize(
-    ("passes", "advice"), [(0.02, "The tasks are too hard"), (0.97, "The tasks are solved")]
+    ("passes", "advice"), [(0.02, "The tasks are too hard"), (0.6, "too easy or too hard")]
 )
 def test_want_of_signal_says_whether_tasks_are_too_hard_or_too_easy(
     passes: float, advice: str
@@ -138,5 +138,20 @@ def test_want_of_signal_says_whether_tasks_are_too_hard_or_too_easy(
     for step in range(1, 9):
         metrics = {"reward/shop/pass_at_1": passes}
         raiser.step_done(facts(step, metrics, signal={"shop": (0, 8)}))
+    assert heard.names == ["+signal_ratio/shop"]
     assert advice in heard.alarms[0].verdict.fix
     assert f"{passes:.0%} of its attempts pass" in heard.alarms[0].verdict.cause
+
+
+def test_a_solved_environment_is_good_news_and_no_alarm() -> None:
+    raiser, heard = alarms()
+    for step in range(1, 9):
+        metrics = {"reward/web_shop/pass_at_1": 0.97}
+        raiser.step_done(facts(step, metrics, signal={"web/shop": (0, 8)}))
+    assert heard.names == ["+solved/web/shop"]
+    assert heard.alarms[0].verdict.severity is Severity.NOTICE
+    assert "97% of its attempts passed" in heard.alarms[0].verdict.cause
+    assert raiser.count == 0
+    for step in range(9, 17):
+        raiser.step_done(facts(step, signal={"web/shop": (0, 8)}))
+    assert sorted(heard.names[1:]) == ["+signal_ratio/web/shop", "-solved/web/shop"]

@@ -103,13 +103,13 @@ class Machine:
             (directory / name).parent.mkdir(exist_ok=True)
             (directory / name).write_bytes(data)
             sha256[name] = digest(data)
+        row = CheckpointRow(step, str(directory), sha256)
         journal = open_journal(self.run_dir)
+        await journal.commit_checkpoint(row, keep=100)
+        epoch = "INSERT OR IGNORE INTO epochs VALUES (?, 0, 0)"
+        await journal.write(lambda db: db.execute(epoch, (self.run_epoch,)))
         await journal.close()
-        with closing(sqlite3.connect(self.run_dir / FILE_NAME)) as db, db:
-            row = (step, str(directory), json.dumps(sha256), 0.0)
-            db.execute("INSERT INTO checkpoints VALUES (?, ?, ?, ?)", row)
-            db.execute("INSERT OR IGNORE INTO epochs VALUES (?, 0, 0)", (self.run_epoch,))
-        return CheckpointRow(step, str(directory), sha256)
+        return row
 
     def stage(self, row: CheckpointRow) -> Staged:
         source = Source(row, self.run_dir, self.run_dir / FILE_NAME, self.spec)

@@ -33,15 +33,17 @@ async def test_the_newest_checkpoint_is_restored_with_journal_spec_and_metrics(
 ) -> None:
     machine = Machine(tmp_path / "old", store)
     await machine.make(10)
+    row = await machine.make(20)
     lines = [json.dumps({"step": step}) + "\n" for step in (19, 20, 21)]
     (machine.run_dir / "metrics.jsonl").write_text("".join(lines) + '{"step": 2')
-    await machine.upload(20)
+    machine.uploader.upload(machine.stage(row))
     restored = restore(store, tmp_path / "new", name="test")
     assert (restored.run_id, restored.step, restored.lost) == (RUN_ID, 20, 0)
     run_dir = tmp_path / "new" / RUN_ID
     assert files(run_dir) == [
         "checkpoints/step-000020/model.bin",
         "checkpoints/step-000020/sub/more.bin",
+        "journal.mark",
         "journal.sqlite",
         "metrics.jsonl",
         "spec.json",

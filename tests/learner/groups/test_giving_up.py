@@ -184,6 +184,28 @@ async def test_an_environment_all_of_whose_tasks_are_refused_ends_the_run(tmp_pa
     assert bad in said
 
 
+DOWN = "connect: http://127.0.0.1:{}/mcp cannot be reached: Connection refused"
+
+
+async def test_a_run_of_which_everything_fails_for_one_reason_ends_with_it(tmp_path: Path) -> None:
+    said = await outcome(tmp_path, [DOWN.format(port) for port in (8001, 8002, 8003)])
+    assert "nothing of this run was ever graded, and all tries at 3 tasks" in said
+    assert f"failed for the same reason: env_lost: {DOWN.format(8003)}" in said
+
+
+@pytest.mark.parametrize(
+    "details",
+    [
+        ["", *[DOWN] * 6],
+        [DOWN, "timeout: no answer", DOWN, "timeout: no answer", DOWN],
+        [DOWN, DOWN],
+    ],
+    ids=["something was graded", "several reasons", "too few tasks"],
+)
+async def test_a_run_that_may_still_work_goes_on(tmp_path: Path, details: list[str]) -> None:
+    assert await outcome(tmp_path, details, ends=False, groups_per_step=20) == ""
+
+
 async def test_a_step_says_what_was_given_up(tmp_path: Path) -> None:
     changes = {**ONCE, "groups_per_step": 1, "tasks": write(tmp_path, {"env0": 50})}
     async with learner(tmp_path, make_config(tmp_path, steps=1, **changes)) as running:

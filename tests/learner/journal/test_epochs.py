@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from services.learner.journal.connection import JournalError, StaleEpochError
 from services.learner.journal.store import Journal, open_journal
-from services.learner.journal.writer import JournalError, StaleEpochError
 
 
 async def taken_over(run_dir: Path) -> tuple[Journal, Journal]:

@@ -9,10 +9,10 @@ import pytest
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from services.learner.journal.audit import audit
+from services.learner.journal.connection import JournalError
 from services.learner.journal.integrity import DamagedRecordError
 from services.learner.journal.schema import Plan
 from services.learner.journal.store import FILE_NAME, Journal, open_journal
-from services.learner.journal.writer import JournalError
 from services.learner.loop import ReplayError
 from services.learner.types import AttemptKey, StepSettings
 from tests.learner.support import FakeWorker
@@ -138,7 +138,7 @@ async def journal(tmp_path: Path) -> Journal:
 
 async def test_a_plan_comes_back_as_it_was_committed(journal: Journal) -> None:
     keys = (AttemptKey("g0", 0, 0), AttemptKey("g0", 1, 2))
-    plan = Plan(1, keys, StepSettings(ratio_limit=2.0), ("lease-1", "lease-2"), seed=7)
+    plan = Plan(1, keys, StepSettings(ratio_limit=2.0))
     await journal.commit_plan(plan, 1, ["g0"], [])
     assert await journal.plans_after(0) == [plan]
     await journal.close()
@@ -161,5 +161,5 @@ async def test_a_file_whose_pages_are_damaged_is_said_to_be(
     data = bytearray(path.read_bytes())
     data[4096:] = b"\xff" * (len(data) - 4096)
     path.write_bytes(data)
-    with pytest.raises(JournalError, match=r"malformed|not a journal"):
+    with pytest.raises(JournalError, match=r"not a journal, or damaged: .*malformed"):
         open_journal(tmp_path / "run")

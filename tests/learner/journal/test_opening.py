@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from services.learner.journal import audit
+from services.learner.journal.connection import JournalError
 from services.learner.journal.schema import SCHEMA_VERSION
 from services.learner.journal.store import FILE_NAME, open_journal
-from services.learner.journal.writer import JournalError
 
 
 async def test_a_journal_of_another_schema_is_refused_and_left_as_it_is(tmp_path: Path) -> None:

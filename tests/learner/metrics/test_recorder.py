@@ -157,4 +157,4 @@ async def test_an_environment_that_always_fails_raises_an_alarm_before_any_step_
     )
     verdicts = {alarm.verdict.scope: alarm.verdict for alarm in heard.alarms}
     assert "all failed" in verdicts["env0"].cause
-    assert "with 'env_lost'" in verdicts["env0"].cause
+    assert "with: env_lost" in verdicts["env0"].cause

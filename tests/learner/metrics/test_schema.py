@@ -142,5 +142,6 @@ def test_every_alarm_is_documented() -> None:
     assert raised <= told
     assert told - raised == {
         events.NO_PROGRESS,
-        *("damaged_checkpoint", "checkpoint_failed", "corrupt_record", "lost_with_disk"),
+        *("damaged_checkpoint", "checkpoint_failed", "corrupt_record", "damaged_mark"),
+        "lost_with_disk",
     }

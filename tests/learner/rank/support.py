@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -25,6 +26,14 @@ YARN: dict[str, str | int | float] = {
     "factor": 2.0,
     "original_max_position_embeddings": 64,
 }
+
+
+def rank_pids() -> list[int]:
+    """The ranks that this process has started, the oldest first."""
+    children = sorted(
+        psutil.Process().children(), key=lambda child: (child.create_time(), child.pid)
+    )
+    return [child.pid for child in children if "services.learner.rank" in child.cmdline()]
 
 
 def write_model(folder: Path, *, tied: bool = True) -> Path:
@@ -116,7 +125,8 @@ def make_trainer(
         pack_tokens=pack_tokens, head_chunk=head_chunk, gradient_checkpointing=checkpointing
     )
     policy = load(policy_config(folder), rank)
-    settings = OptimizerConfig.model_validate({"lr": 1e-2, **optimizer})
+    # Not validated: where eps is far out of bounds, an update is a multiple of the gradient.
+    settings = OptimizerConfig(lr=1e-2).model_copy(update=optimizer)
     adamw = Optimizer(policy.named_parameters(), settings, offload=offload)
     chosen = algorithm or AlgorithmConfig()
     return policy, adamw, Trainer(policy, adamw, chosen, rank, replicas=replicas)

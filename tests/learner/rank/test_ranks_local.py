@@ -20,7 +20,7 @@ from services.learner.ports import RankError
 from services.learner.rank import wire
 from services.learner.types import TrainBatch
 from tests.learner.rank.configs import LEARNER, policy_config
-from tests.learner.rank.support import make_batch
+from tests.learner.rank.support import make_batch, rank_pids
 
 Start = Callable[..., LocalRanks]
 
@@ -103,10 +103,27 @@ async def test_refusals_leave_the_rank_in_service(make_ranks: Start, tmp_path: P
     assert not (await ranks.train(batch)).skipped
 
 
+async def test_a_start_that_is_given_up_ends_the_rank_at_once(make_ranks: Start) -> None:
+    ranks = make_ranks()
+    starting = asyncio.create_task(ranks.start(None))
+    while not rank_pids():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    (pid,) = rank_pids()
+    await asyncio.sleep(0.2)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    began = time.monotonic()
+    await ranks.close()
+    assert time.monotonic() - began < 5.0, "it was asked to close, and waited for"
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
 async def test_a_killed_rank_is_an_error_with_the_end_of_its_log(make_ranks: Start) -> None:
     ranks = make_ranks()
     await ranks.start(None)
-    (pid,) = ranks.pids
+    (pid,) = rank_pids()
     # Stopped, it takes the batch and never answers.
     os.kill(pid, signal.SIGSTOP)
     training = asyncio.create_task(ranks.train(make_batch()))
@@ -128,7 +145,7 @@ async def test_two_ranks_train_and_one_goes_on_from_their_checkpoint(
     result = await pair.train(make_batch(step=1))
     files = await pair.save(tmp_path / "checkpoint")
     first = await pair.publish(1)
-    assert len(set(pair.pids)) == 2
+    assert len(rank_pids()) == 2
     assert (await alone.start(files.directory)).step == 1
     second = await alone.publish(1)
     assert first.fingerprint == second.fingerprint
@@ -150,7 +167,7 @@ async def test_one_rank_that_dies_is_an_error_of_all_within_seconds(
 ) -> None:
     ranks = make_ranks(processes=2)
     await ranks.start(None)
-    pids = ranks.pids
+    pids = rank_pids()
     os.kill(pids[victim], signal.SIGSTOP)
     training = asyncio.create_task(ranks.train(make_batch()))
     await asyncio.sleep(0.2)
@@ -170,7 +187,7 @@ import asyncio, sys
 from pathlib import Path
 from services.learner.rank import wire
 from tests.learner.rank.test_ranks_local import several
-from tests.learner.rank.support import policy_config
+from tests.learner.rank.support import policy_config, rank_pids
 from services.learner.adapters.ranks_local import LocalRanks
 
 async def main():
@@ -178,7 +195,7 @@ async def main():
     policy, config = policy_config(Path(sys.argv[1])), several(2)
     ranks = LocalRanks("orphan", policy, config, folder / "log", folder)
     await ranks.start(None)
-    print(*ranks.pids, flush=True)
+    print(*rank_pids(), flush=True)
     await asyncio.sleep(60)
 
 asyncio.run(main())

@@ -18,7 +18,7 @@ from services.learner.rank.meeting import interface_towards
 from services.learner.types import Publication, StepResult
 from tests.learner.rank.configs import policy_config
 from tests.learner.rank.nodes import HOST, config_of, head, left_of, start_machine, until
-from tests.learner.rank.support import make_batch
+from tests.learner.rank.support import make_batch, rank_pids
 
 EVERYTHING = {
     "algorithm": {"advantage": "gae", "kl": {"coefficient": 0.05}, "epochs": 2, "mini_batches": 2}
@@ -90,7 +90,7 @@ async def test_a_killed_machine_is_an_error_of_all_within_seconds(
         machine = await learner.machine()
         await learner.ranks.start(None)
         (rank,) = machine.ranks()
-        here = learner.ranks.pids
+        here = rank_pids()
         # Stopped, it takes the batch and never answers.
         rank.suspend()
         training = asyncio.create_task(learner.ranks.train(make_batch()))
@@ -158,7 +158,7 @@ async def test_a_machine_joins_the_learners_successor(model_folder: Path, tmp_pa
     async with head(tmp_path, model_folder, config_of(2)) as learner:
         machine = await learner.machine()
         await learner.ranks.start(None)
-        os.kill(learner.ranks.pids[0], signal.SIGKILL)
+        os.kill(rank_pids()[0], signal.SIGKILL)
         with pytest.raises(RankError, match="killed by signal 9"):
             await learner.ranks.train(make_batch())
         assert (await learner.ranks.start(None)).step == 0

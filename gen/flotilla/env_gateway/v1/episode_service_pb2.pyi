@@ -167,7 +167,10 @@ class OpenEpisodeResponse(google.protobuf.message.Message):
     episode_id: builtins.str
     """Known from the first message on. Embeds the gateway's shard."""
     detail: builtins.str
-    """Set with EPISODE_STATE_FAILED: why the environment could not be had."""
+    """With EPISODE_STATE_FAILED: why the environment could not be had. With a state
+    before it: what the last attempt failed of, while another follows; the state
+    is then told again.
+    """
     @property
     def ready(self) -> global___EpisodeReady:
         """Set with EPISODE_STATE_READY."""
@@ -504,6 +507,9 @@ class GradeResponse(google.protobuf.message.Message):
     stdout: builtins.str
     """What the verifier printed, at most 64 KiB."""
     attempts: builtins.int
+    """How often the verifier was run; 0 where it could not be: it does not compile,
+    or may not run here.
+    """
     @property
     def no_grade(self) -> global___NoGrade: ...
     @property
@@ -734,9 +740,13 @@ class LimiterStatus(google.protobuf.message.Message):
     IN_FLIGHT_FIELD_NUMBER: builtins.int
     WAITING_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """`episodes`, `calls` or `creations`."""
+    """`episodes`, `calls`, `warmups` (instances asked for their tools),
+    `creations` or `grades`.
+    """
     of: builtins.str
-    """The environment, or for creations the backend; empty for all of them."""
+    """The environment, or for creations and grades the backend; empty for all
+    of them.
+    """
     limit: builtins.int
     in_flight: builtins.int
     waiting: builtins.int

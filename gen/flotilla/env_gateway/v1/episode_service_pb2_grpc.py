@@ -46,6 +46,9 @@ class EpisodeServiceStub(object):
     NOT_FOUND           EPISODE_LOST        unknown, closed, expired or replaced
     NOT_FOUND           MEDIA_LOST          no bytes under that hash
     UNAVAILABLE         DRAINING            the gateway is going away
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     def __init__(self, channel):
@@ -122,6 +125,9 @@ class EpisodeServiceServicer(object):
     NOT_FOUND           EPISODE_LOST        unknown, closed, expired or replaced
     NOT_FOUND           MEDIA_LOST          no bytes under that hash
     UNAVAILABLE         DRAINING            the gateway is going away
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     def OpenEpisode(self, request, context):
@@ -272,6 +278,9 @@ class EpisodeService(object):
     NOT_FOUND           EPISODE_LOST        unknown, closed, expired or replaced
     NOT_FOUND           MEDIA_LOST          no bytes under that hash
     UNAVAILABLE         DRAINING            the gateway is going away
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     @staticmethod

@@ -38,6 +38,9 @@ class EpisodeServiceStub:
       NOT_FOUND           EPISODE_LOST        unknown, closed, expired or replaced
       NOT_FOUND           MEDIA_LOST          no bytes under that hash
       UNAVAILABLE         DRAINING            the gateway is going away
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -129,6 +132,9 @@ class EpisodeServiceAsyncStub:
       NOT_FOUND           EPISODE_LOST        unknown, closed, expired or replaced
       NOT_FOUND           MEDIA_LOST          no bytes under that hash
       UNAVAILABLE         DRAINING            the gateway is going away
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     OpenEpisode: grpc.aio.UnaryStreamMultiCallable[
@@ -219,6 +225,9 @@ class EpisodeServiceServicer(metaclass=abc.ABCMeta):
       NOT_FOUND           EPISODE_LOST        unknown, closed, expired or replaced
       NOT_FOUND           MEDIA_LOST          no bytes under that hash
       UNAVAILABLE         DRAINING            the gateway is going away
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     @abc.abstractmethod

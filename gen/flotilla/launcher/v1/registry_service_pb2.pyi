@@ -5,6 +5,7 @@ isort:skip_file
 
 import builtins
 import collections.abc
+import flotilla.launcher.v1.alarm_pb2
 import google.protobuf.descriptor
 import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
@@ -84,6 +85,7 @@ class RegisterRequest(google.protobuf.message.Message):
     INCARNATION_FIELD_NUMBER: builtins.int
     ADDRESS_FIELD_NUMBER: builtins.int
     PID_FIELD_NUMBER: builtins.int
+    METRICS_ADDRESS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     service: builtins.str
     """`learner`, `rollout`, `env_gateway`."""
@@ -93,6 +95,8 @@ class RegisterRequest(google.protobuf.message.Message):
     address: builtins.str
     """host:port of its gRPC server."""
     pid: builtins.int
+    metrics_address: builtins.str
+    """host:port of its Prometheus metrics; empty where it serves none."""
     def __init__(
         self,
         *,
@@ -102,8 +106,9 @@ class RegisterRequest(google.protobuf.message.Message):
         incarnation: builtins.str = ...,
         address: builtins.str = ...,
         pid: builtins.int = ...,
+        metrics_address: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "incarnation", b"incarnation", "pid", b"pid", "replica", b"replica", "run_id", b"run_id", "service", b"service"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "incarnation", b"incarnation", "metrics_address", b"metrics_address", "pid", b"pid", "replica", b"replica", "run_id", b"run_id", "service", b"service"]) -> None: ...
 
 global___RegisterRequest = RegisterRequest
 
@@ -159,6 +164,7 @@ class HeartbeatRequest(google.protobuf.message.Message):
     STEP_FIELD_NUMBER: builtins.int
     TOTAL_STEPS_FIELD_NUMBER: builtins.int
     METRICS_FIELD_NUMBER: builtins.int
+    ALARMS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     service: builtins.str
     replica: builtins.int
@@ -171,6 +177,12 @@ class HeartbeatRequest(google.protobuf.message.Message):
     total_steps: builtins.int
     @property
     def metrics(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]: ...
+    @property
+    def alarms(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[flotilla.launcher.v1.alarm_pb2.Alarm]:
+        """All that are raised now, at most 64, the most severe first. One that is
+        raised is told at once, not with the next heartbeat that is due.
+        """
+
     def __init__(
         self,
         *,
@@ -183,8 +195,9 @@ class HeartbeatRequest(google.protobuf.message.Message):
         step: builtins.int = ...,
         total_steps: builtins.int = ...,
         metrics: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
+        alarms: collections.abc.Iterable[flotilla.launcher.v1.alarm_pb2.Alarm] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation", "metrics", b"metrics", "phase", b"phase", "replica", b"replica", "run_id", b"run_id", "service", b"service", "serving", b"serving", "step", b"step", "total_steps", b"total_steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["alarms", b"alarms", "incarnation", b"incarnation", "metrics", b"metrics", "phase", b"phase", "replica", b"replica", "run_id", b"run_id", "service", b"service", "serving", b"serving", "step", b"step", "total_steps", b"total_steps"]) -> None: ...
 
 global___HeartbeatRequest = HeartbeatRequest
 

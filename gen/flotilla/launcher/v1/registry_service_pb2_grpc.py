@@ -40,6 +40,9 @@ class RegistryServiceStub(object):
     INVALID_ARGUMENT    BAD_ADDRESS      peers could not call what is registered
     INVALID_ARGUMENT    BAD_LOG          a piece too long, or of no service of the run
     UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     def __init__(self, channel):
@@ -90,6 +93,9 @@ class RegistryServiceServicer(object):
     INVALID_ARGUMENT    BAD_ADDRESS      peers could not call what is registered
     INVALID_ARGUMENT    BAD_LOG          a piece too long, or of no service of the run
     UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     def Register(self, request, context):
@@ -183,6 +189,9 @@ class RegistryService(object):
     INVALID_ARGUMENT    BAD_ADDRESS      peers could not call what is registered
     INVALID_ARGUMENT    BAD_LOG          a piece too long, or of no service of the run
     UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     @staticmethod

@@ -32,6 +32,9 @@ class RegistryServiceStub:
       INVALID_ARGUMENT    BAD_ADDRESS      peers could not call what is registered
       INVALID_ARGUMENT    BAD_LOG          a piece too long, or of no service of the run
       UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -90,6 +93,9 @@ class RegistryServiceAsyncStub:
       INVALID_ARGUMENT    BAD_ADDRESS      peers could not call what is registered
       INVALID_ARGUMENT    BAD_LOG          a piece too long, or of no service of the run
       UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     Register: grpc.aio.UnaryUnaryMultiCallable[
@@ -147,6 +153,9 @@ class RegistryServiceServicer(metaclass=abc.ABCMeta):
       INVALID_ARGUMENT    BAD_ADDRESS      peers could not call what is registered
       INVALID_ARGUMENT    BAD_LOG          a piece too long, or of no service of the run
       UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     @abc.abstractmethod

@@ -5,6 +5,7 @@ isort:skip_file
 
 import builtins
 import collections.abc
+import flotilla.launcher.v1.alarm_pb2
 import google.protobuf.descriptor
 import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
@@ -92,6 +93,10 @@ class _OutcomeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTy
     """`launcher.max_hours` was reached."""
     OUTCOME_CAPACITY: _Outcome.ValueType  # 6
     """No candidate had machines in all attempts."""
+    OUTCOME_REFUSED: _Outcome.ValueType  # 7
+    """Refused before its services were started, or by one that cannot work as it
+    is configured: resumed as it is, it would be refused again.
+    """
 
 class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper):
     """Why a run ended, whatever became of its machines."""
@@ -107,6 +112,10 @@ OUTCOME_DEADLINE: Outcome.ValueType  # 5
 """`launcher.max_hours` was reached."""
 OUTCOME_CAPACITY: Outcome.ValueType  # 6
 """No candidate had machines in all attempts."""
+OUTCOME_REFUSED: Outcome.ValueType  # 7
+"""Refused before its services were started, or by one that cannot work as it
+is configured: resumed as it is, it would be refused again.
+"""
 global___Outcome = Outcome
 
 class _Cleanup:
@@ -322,6 +331,9 @@ class Run(google.protobuf.message.Message):
     COST_FIELD_NUMBER: builtins.int
     BACKEND_FIELD_NUMBER: builtins.int
     UNREACHABLE_FIELD_NUMBER: builtins.int
+    ALARMS_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    TOTAL_STEPS_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     name: builtins.str
     state: global___RunState.ValueType
@@ -339,6 +351,8 @@ class Run(google.protobuf.message.Message):
     """`local` or `sky`."""
     unreachable: builtins.str
     """Why the backend cannot be asked at present; empty when it can."""
+    step: builtins.int
+    total_steps: builtins.int
     @property
     def replicas(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ServiceReplica]: ...
     @property
@@ -347,10 +361,16 @@ class Run(google.protobuf.message.Message):
     def end_time(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
     @property
     def metrics(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
-        """The learner's newest metrics."""
+        """The newest value of every metric that a learner of the run has told, under
+        the names of docs/metrics.md.
+        """
 
     @property
     def cost(self) -> global___Cost: ...
+    @property
+    def alarms(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[flotilla.launcher.v1.alarm_pb2.Alarm]:
+        """Those of the learner that are raised now, or were when it ended."""
+
     def __init__(
         self,
         *,
@@ -371,9 +391,12 @@ class Run(google.protobuf.message.Message):
         cost: global___Cost | None = ...,
         backend: builtins.str = ...,
         unreachable: builtins.str = ...,
+        alarms: collections.abc.Iterable[flotilla.launcher.v1.alarm_pb2.Alarm] | None = ...,
+        step: builtins.int = ...,
+        total_steps: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["cost", b"cost", "create_time", b"create_time", "end_time", b"end_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["backend", b"backend", "cleanup", b"cleanup", "cleanup_detail", b"cleanup_detail", "cost", b"cost", "create_time", b"create_time", "directory", b"directory", "end_time", b"end_time", "error", b"error", "metrics", b"metrics", "mode", b"mode", "name", b"name", "outcome", b"outcome", "replicas", b"replicas", "run_id", b"run_id", "spec_json", b"spec_json", "state", b"state", "unreachable", b"unreachable"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["alarms", b"alarms", "backend", b"backend", "cleanup", b"cleanup", "cleanup_detail", b"cleanup_detail", "cost", b"cost", "create_time", b"create_time", "directory", b"directory", "end_time", b"end_time", "error", b"error", "metrics", b"metrics", "mode", b"mode", "name", b"name", "outcome", b"outcome", "replicas", b"replicas", "run_id", b"run_id", "spec_json", b"spec_json", "state", b"state", "step", b"step", "total_steps", b"total_steps", "unreachable", b"unreachable"]) -> None: ...
 
 global___Run = Run
 
@@ -461,6 +484,7 @@ class ServiceReplica(google.protobuf.message.Message):
     ADDRESS_FIELD_NUMBER: builtins.int
     RESTARTS_FIELD_NUMBER: builtins.int
     PID_FIELD_NUMBER: builtins.int
+    METRICS_ADDRESS_FIELD_NUMBER: builtins.int
     service: builtins.str
     replica: builtins.int
     state: builtins.str
@@ -470,6 +494,8 @@ class ServiceReplica(google.protobuf.message.Message):
     restarts: builtins.int
     pid: builtins.int
     """Operating system process, on the local backend."""
+    metrics_address: builtins.str
+    """host:port of its Prometheus metrics on its machine; empty where it serves none."""
     def __init__(
         self,
         *,
@@ -480,8 +506,9 @@ class ServiceReplica(google.protobuf.message.Message):
         address: builtins.str = ...,
         restarts: builtins.int = ...,
         pid: builtins.int = ...,
+        metrics_address: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "phase", b"phase", "pid", b"pid", "replica", b"replica", "restarts", b"restarts", "service", b"service", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "metrics_address", b"metrics_address", "phase", b"phase", "pid", b"pid", "replica", b"replica", "restarts", b"restarts", "service", b"service", "state", b"state"]) -> None: ...
 
 global___ServiceReplica = ServiceReplica
 
@@ -502,7 +529,9 @@ class ListRunsResponse(google.protobuf.message.Message):
     RUNS_FIELD_NUMBER: builtins.int
     @property
     def runs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Run]:
-        """Newest first, at most 1,000, without their specs and metrics."""
+        """Newest first, at most 1,000, without their specs, and of their metrics
+        `eval/all/pass_at_1` and `reward/avg_pass_at_1` alone.
+        """
 
     def __init__(
         self,
@@ -543,6 +572,8 @@ class WatchRunResponse(google.protobuf.message.Message):
     PROGRESS_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
     COST_FIELD_NUMBER: builtins.int
+    RAISED_FIELD_NUMBER: builtins.int
+    CLEARED_FIELD_NUMBER: builtins.int
     event: builtins.int
     state: global___RunState.ValueType
     message: builtins.str
@@ -555,6 +586,12 @@ class WatchRunResponse(google.protobuf.message.Message):
     def progress(self) -> global___Progress: ...
     @property
     def cost(self) -> global___Cost: ...
+    @property
+    def raised(self) -> flotilla.launcher.v1.alarm_pb2.Alarm: ...
+    @property
+    def cleared(self) -> flotilla.launcher.v1.alarm_pb2.Alarm:
+        """As it was raised."""
+
     def __init__(
         self,
         *,
@@ -565,10 +602,12 @@ class WatchRunResponse(google.protobuf.message.Message):
         progress: global___Progress | None = ...,
         message: builtins.str = ...,
         cost: global___Cost | None = ...,
+        raised: flotilla.launcher.v1.alarm_pb2.Alarm | None = ...,
+        cleared: flotilla.launcher.v1.alarm_pb2.Alarm | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["cost", b"cost", "message", b"message", "progress", b"progress", "replica", b"replica", "state", b"state", "time", b"time", "what", b"what"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cost", b"cost", "event", b"event", "message", b"message", "progress", b"progress", "replica", b"replica", "state", b"state", "time", b"time", "what", b"what"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["what", b"what"]) -> typing.Literal["state", "replica", "progress", "message", "cost"] | None: ...
+    def HasField(self, field_name: typing.Literal["cleared", b"cleared", "cost", b"cost", "message", b"message", "progress", b"progress", "raised", b"raised", "replica", b"replica", "state", b"state", "time", b"time", "what", b"what"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["cleared", b"cleared", "cost", b"cost", "event", b"event", "message", b"message", "progress", b"progress", "raised", b"raised", "replica", b"replica", "state", b"state", "time", b"time", "what", b"what"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["what", b"what"]) -> typing.Literal["state", "replica", "progress", "message", "cost", "raised", "cleared"] | None: ...
 
 global___WatchRunResponse = WatchRunResponse
 

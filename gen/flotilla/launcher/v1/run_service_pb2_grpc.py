@@ -31,6 +31,13 @@ class RunServiceStub(object):
     Served by the launcher, called by the `flotilla` command and by whoever
     drives runs. A spec is canonical JSON and identified by its SHA-256.
 
+    Where it is and how to be let in stands in `launcher.json` of its runs
+    folder, for as long as it serves: {"address": "host:port", "token", "pid",
+    "started"}, and beyond loopback "tls" with a client's certificate. It holds
+    secrets: only its owner may read it. Every call carries the metadata
+    `authorization: Bearer TOKEN`, or is refused with UNAUTHENTICATED and
+    TOKEN_MISSING or TOKEN_WRONG of domain `common.flotilla`.
+
     Errors carry a google.rpc.ErrorInfo, domain `launcher.flotilla`:
     INVALID_ARGUMENT    BAD_SPEC         the message says which key and why
     INVALID_ARGUMENT    BAD_SERVICE      no such service in the run
@@ -105,6 +112,13 @@ class RunServiceServicer(object):
     Served by the launcher, called by the `flotilla` command and by whoever
     drives runs. A spec is canonical JSON and identified by its SHA-256.
 
+    Where it is and how to be let in stands in `launcher.json` of its runs
+    folder, for as long as it serves: {"address": "host:port", "token", "pid",
+    "started"}, and beyond loopback "tls" with a client's certificate. It holds
+    secrets: only its owner may read it. Every call carries the metadata
+    `authorization: Bearer TOKEN`, or is refused with UNAUTHENTICATED and
+    TOKEN_MISSING or TOKEN_WRONG of domain `common.flotilla`.
+
     Errors carry a google.rpc.ErrorInfo, domain `launcher.flotilla`:
     INVALID_ARGUMENT    BAD_SPEC         the message says which key and why
     INVALID_ARGUMENT    BAD_SERVICE      no such service in the run
@@ -128,7 +142,9 @@ class RunServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def StartRun(self, request, context):
-        """Starts a run, or resumes one. A repeat of `request_id` returns the same run.
+        """Starts a run, or resumes one. A repeat of `request_id` returns the same run,
+        also while the first call is under way: give calls short deadlines and
+        repeat them. A start that nobody has waited for in 10 seconds begins nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -246,6 +262,13 @@ class RunService(object):
 
     Served by the launcher, called by the `flotilla` command and by whoever
     drives runs. A spec is canonical JSON and identified by its SHA-256.
+
+    Where it is and how to be let in stands in `launcher.json` of its runs
+    folder, for as long as it serves: {"address": "host:port", "token", "pid",
+    "started"}, and beyond loopback "tls" with a client's certificate. It holds
+    secrets: only its owner may read it. Every call carries the metadata
+    `authorization: Bearer TOKEN`, or is refused with UNAUTHENTICATED and
+    TOKEN_MISSING or TOKEN_WRONG of domain `common.flotilla`.
 
     Errors carry a google.rpc.ErrorInfo, domain `launcher.flotilla`:
     INVALID_ARGUMENT    BAD_SPEC         the message says which key and why

@@ -23,6 +23,13 @@ class RunServiceStub:
     Served by the launcher, called by the `flotilla` command and by whoever
     drives runs. A spec is canonical JSON and identified by its SHA-256.
 
+    Where it is and how to be let in stands in `launcher.json` of its runs
+    folder, for as long as it serves: {"address": "host:port", "token", "pid",
+    "started"}, and beyond loopback "tls" with a client's certificate. It holds
+    secrets: only its owner may read it. Every call carries the metadata
+    `authorization: Bearer TOKEN`, or is refused with UNAUTHENTICATED and
+    TOKEN_MISSING or TOKEN_WRONG of domain `common.flotilla`.
+
     Errors carry a google.rpc.ErrorInfo, domain `launcher.flotilla`:
       INVALID_ARGUMENT    BAD_SPEC         the message says which key and why
       INVALID_ARGUMENT    BAD_SERVICE      no such service in the run
@@ -49,7 +56,10 @@ class RunServiceStub:
         flotilla.launcher.v1.run_service_pb2.StartRunRequest,
         flotilla.launcher.v1.run_service_pb2.StartRunResponse,
     ]
-    """Starts a run, or resumes one. A repeat of `request_id` returns the same run."""
+    """Starts a run, or resumes one. A repeat of `request_id` returns the same run,
+    also while the first call is under way: give calls short deadlines and
+    repeat them. A start that nobody has waited for in 10 seconds begins nothing.
+    """
 
     GetRun: grpc.UnaryUnaryMultiCallable[
         flotilla.launcher.v1.run_service_pb2.GetRunRequest,
@@ -103,6 +113,13 @@ class RunServiceAsyncStub:
     Served by the launcher, called by the `flotilla` command and by whoever
     drives runs. A spec is canonical JSON and identified by its SHA-256.
 
+    Where it is and how to be let in stands in `launcher.json` of its runs
+    folder, for as long as it serves: {"address": "host:port", "token", "pid",
+    "started"}, and beyond loopback "tls" with a client's certificate. It holds
+    secrets: only its owner may read it. Every call carries the metadata
+    `authorization: Bearer TOKEN`, or is refused with UNAUTHENTICATED and
+    TOKEN_MISSING or TOKEN_WRONG of domain `common.flotilla`.
+
     Errors carry a google.rpc.ErrorInfo, domain `launcher.flotilla`:
       INVALID_ARGUMENT    BAD_SPEC         the message says which key and why
       INVALID_ARGUMENT    BAD_SERVICE      no such service in the run
@@ -128,7 +145,10 @@ class RunServiceAsyncStub:
         flotilla.launcher.v1.run_service_pb2.StartRunRequest,
         flotilla.launcher.v1.run_service_pb2.StartRunResponse,
     ]
-    """Starts a run, or resumes one. A repeat of `request_id` returns the same run."""
+    """Starts a run, or resumes one. A repeat of `request_id` returns the same run,
+    also while the first call is under way: give calls short deadlines and
+    repeat them. A start that nobody has waited for in 10 seconds begins nothing.
+    """
 
     GetRun: grpc.aio.UnaryUnaryMultiCallable[
         flotilla.launcher.v1.run_service_pb2.GetRunRequest,
@@ -182,6 +202,13 @@ class RunServiceServicer(metaclass=abc.ABCMeta):
     Served by the launcher, called by the `flotilla` command and by whoever
     drives runs. A spec is canonical JSON and identified by its SHA-256.
 
+    Where it is and how to be let in stands in `launcher.json` of its runs
+    folder, for as long as it serves: {"address": "host:port", "token", "pid",
+    "started"}, and beyond loopback "tls" with a client's certificate. It holds
+    secrets: only its owner may read it. Every call carries the metadata
+    `authorization: Bearer TOKEN`, or is refused with UNAUTHENTICATED and
+    TOKEN_MISSING or TOKEN_WRONG of domain `common.flotilla`.
+
     Errors carry a google.rpc.ErrorInfo, domain `launcher.flotilla`:
       INVALID_ARGUMENT    BAD_SPEC         the message says which key and why
       INVALID_ARGUMENT    BAD_SERVICE      no such service in the run
@@ -211,7 +238,10 @@ class RunServiceServicer(metaclass=abc.ABCMeta):
         request: flotilla.launcher.v1.run_service_pb2.StartRunRequest,
         context: _ServicerContext,
     ) -> typing.Union[flotilla.launcher.v1.run_service_pb2.StartRunResponse, collections.abc.Awaitable[flotilla.launcher.v1.run_service_pb2.StartRunResponse]]:
-        """Starts a run, or resumes one. A repeat of `request_id` returns the same run."""
+        """Starts a run, or resumes one. A repeat of `request_id` returns the same run,
+        also while the first call is under way: give calls short deadlines and
+        repeat them. A start that nobody has waited for in 10 seconds begins nothing.
+        """
 
     @abc.abstractmethod
     def GetRun(

@@ -54,6 +54,9 @@ class GroupServiceStub(object):
     NOT_FOUND           LEASE_LOST          drop the group
     ALREADY_EXISTS      CONTENT_CONFLICT    other content under the same key
     UNAVAILABLE         DRAINING            the learner is going away
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     def __init__(self, channel):
@@ -123,6 +126,9 @@ class GroupServiceServicer(object):
     NOT_FOUND           LEASE_LOST          drop the group
     ALREADY_EXISTS      CONTENT_CONFLICT    other content under the same key
     UNAVAILABLE         DRAINING            the learner is going away
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     def LeaseGroup(self, request, context):
@@ -245,6 +251,9 @@ class GroupService(object):
     NOT_FOUND           LEASE_LOST          drop the group
     ALREADY_EXISTS      CONTENT_CONFLICT    other content under the same key
     UNAVAILABLE         DRAINING            the learner is going away
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     @staticmethod

@@ -46,6 +46,9 @@ class GroupServiceStub:
       NOT_FOUND           LEASE_LOST          drop the group
       ALREADY_EXISTS      CONTENT_CONFLICT    other content under the same key
       UNAVAILABLE         DRAINING            the learner is going away
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -127,6 +130,9 @@ class GroupServiceAsyncStub:
       NOT_FOUND           LEASE_LOST          drop the group
       ALREADY_EXISTS      CONTENT_CONFLICT    other content under the same key
       UNAVAILABLE         DRAINING            the learner is going away
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     LeaseGroup: grpc.aio.UnaryUnaryMultiCallable[
@@ -207,6 +213,9 @@ class GroupServiceServicer(metaclass=abc.ABCMeta):
       NOT_FOUND           LEASE_LOST          drop the group
       ALREADY_EXISTS      CONTENT_CONFLICT    other content under the same key
       UNAVAILABLE         DRAINING            the learner is going away
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     @abc.abstractmethod

@@ -41,6 +41,9 @@ class PolicyServiceStub(object):
     NOT_FOUND           UNKNOWN_WORKER      attach first; on Attach: a newer incarnation has
     taken this one's place, end the process
     UNAVAILABLE         STREAM_ENDED        the stream is old enough; attach again
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     def __init__(self, channel):
@@ -77,6 +80,9 @@ class PolicyServiceServicer(object):
     NOT_FOUND           UNKNOWN_WORKER      attach first; on Attach: a newer incarnation has
     taken this one's place, end the process
     UNAVAILABLE         STREAM_ENDED        the stream is old enough; attach again
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     def Attach(self, request, context):
@@ -135,6 +141,9 @@ class PolicyService(object):
     NOT_FOUND           UNKNOWN_WORKER      attach first; on Attach: a newer incarnation has
     taken this one's place, end the process
     UNAVAILABLE         STREAM_ENDED        the stream is old enough; attach again
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     @staticmethod

@@ -33,6 +33,9 @@ class PolicyServiceStub:
       NOT_FOUND           UNKNOWN_WORKER      attach first; on Attach: a newer incarnation has
                                               taken this one's place, end the process
       UNAVAILABLE         STREAM_ENDED        the stream is old enough; attach again
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -70,6 +73,9 @@ class PolicyServiceAsyncStub:
       NOT_FOUND           UNKNOWN_WORKER      attach first; on Attach: a newer incarnation has
                                               taken this one's place, end the process
       UNAVAILABLE         STREAM_ENDED        the stream is old enough; attach again
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     Attach: grpc.aio.UnaryStreamMultiCallable[
@@ -106,6 +112,9 @@ class PolicyServiceServicer(metaclass=abc.ABCMeta):
       NOT_FOUND           UNKNOWN_WORKER      attach first; on Attach: a newer incarnation has
                                               taken this one's place, end the process
       UNAVAILABLE         STREAM_ENDED        the stream is old enough; attach again
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     @abc.abstractmethod

@@ -40,6 +40,9 @@ class RankServiceStub(object):
     FAILED_PRECONDITION WRONG_MACHINE   it was told of another run than the learner; do not retry
     INVALID_ARGUMENT    MALFORMED_REQUEST  the first message says who joins; a bug in the machine
     UNAVAILABLE         LEARNER_ENDED   the ranks have ended; join the next learner
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     def __init__(self, channel):
@@ -70,6 +73,9 @@ class RankServiceServicer(object):
     FAILED_PRECONDITION WRONG_MACHINE   it was told of another run than the learner; do not retry
     INVALID_ARGUMENT    MALFORMED_REQUEST  the first message says who joins; a bug in the machine
     UNAVAILABLE         LEARNER_ENDED   the ranks have ended; join the next learner
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     def Join(self, request_iterator, context):
@@ -111,6 +117,9 @@ class RankService(object):
     FAILED_PRECONDITION WRONG_MACHINE   it was told of another run than the learner; do not retry
     INVALID_ARGUMENT    MALFORMED_REQUEST  the first message says who joins; a bug in the machine
     UNAVAILABLE         LEARNER_ENDED   the ranks have ended; join the next learner
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     @staticmethod

@@ -32,6 +32,9 @@ class RankServiceStub:
       FAILED_PRECONDITION WRONG_MACHINE   it was told of another run than the learner; do not retry
       INVALID_ARGUMENT    MALFORMED_REQUEST  the first message says who joins; a bug in the machine
       UNAVAILABLE         LEARNER_ENDED   the ranks have ended; join the next learner
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -58,6 +61,9 @@ class RankServiceAsyncStub:
       FAILED_PRECONDITION WRONG_MACHINE   it was told of another run than the learner; do not retry
       INVALID_ARGUMENT    MALFORMED_REQUEST  the first message says who joins; a bug in the machine
       UNAVAILABLE         LEARNER_ENDED   the ranks have ended; join the next learner
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     Join: grpc.aio.StreamStreamMultiCallable[
@@ -83,6 +89,9 @@ class RankServiceServicer(metaclass=abc.ABCMeta):
       FAILED_PRECONDITION WRONG_MACHINE   it was told of another run than the learner; do not retry
       INVALID_ARGUMENT    MALFORMED_REQUEST  the first message says who joins; a bug in the machine
       UNAVAILABLE         LEARNER_ENDED   the ranks have ended; join the next learner
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     @abc.abstractmethod

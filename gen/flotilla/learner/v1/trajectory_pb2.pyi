@@ -58,7 +58,9 @@ class _StopReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     STOP_REASON_GENERATION_LENGTH: _StopReason.ValueType  # 4
     """A turn was cut at max_generate_length without a complete tool call."""
     STOP_REASON_TIMEOUT: _StopReason.ValueType  # 5
-    """The attempt used up its wall-clock budget."""
+    """The attempt used up its wall-clock budget. The turn that it was in belongs to
+    it as far as it was sampled.
+    """
 
 class StopReason(_StopReason, metaclass=_StopReasonEnumTypeWrapper):
     """Why an attempt that counts came to its end."""
@@ -72,7 +74,9 @@ STOP_REASON_CONTEXT_OVERFLOW: StopReason.ValueType  # 3
 STOP_REASON_GENERATION_LENGTH: StopReason.ValueType  # 4
 """A turn was cut at max_generate_length without a complete tool call."""
 STOP_REASON_TIMEOUT: StopReason.ValueType  # 5
-"""The attempt used up its wall-clock budget."""
+"""The attempt used up its wall-clock budget. The turn that it was in belongs to
+it as far as it was sampled.
+"""
 global___StopReason = StopReason
 
 class _FailureKind:
@@ -86,15 +90,27 @@ class _FailureKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     FAILURE_KIND_ENGINE_ERROR: _FailureKind.ValueType  # 2
     FAILURE_KIND_ABORTED: _FailureKind.ValueType  # 3
     FAILURE_KIND_NO_GRADE: _FailureKind.ValueType  # 4
+    FAILURE_KIND_TEMPLATE_ERROR: _FailureKind.ValueType  # 5
+    """The chat template or the tokenizer cannot render what the policy would read
+    next. The whole group is dropped: attempts that happened to end before they
+    came so far would be a selection.
+    """
 
 class FailureKind(_FailureKind, metaclass=_FailureKindEnumTypeWrapper):
-    """Why an attempt does not count. It is tried again, and never in the mean."""
+    """Why an attempt does not count. It is never in the mean, and tried again but
+    for TEMPLATE_ERROR.
+    """
 
 FAILURE_KIND_UNSPECIFIED: FailureKind.ValueType  # 0
 FAILURE_KIND_ENV_LOST: FailureKind.ValueType  # 1
 FAILURE_KIND_ENGINE_ERROR: FailureKind.ValueType  # 2
 FAILURE_KIND_ABORTED: FailureKind.ValueType  # 3
 FAILURE_KIND_NO_GRADE: FailureKind.ValueType  # 4
+FAILURE_KIND_TEMPLATE_ERROR: FailureKind.ValueType  # 5
+"""The chat template or the tokenizer cannot render what the policy would read
+next. The whole group is dropped: attempts that happened to end before they
+came so far would be a selection.
+"""
 global___FailureKind = FailureKind
 
 class _NoGradeReason:
@@ -393,6 +409,38 @@ class TrajectoryCounts(google.protobuf.message.Message):
         ) -> None: ...
         def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
 
+    @typing.final
+    class ParseMessagesEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.int = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    @typing.final
+    class UnknownToolsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.int = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     TURNS_FIELD_NUMBER: builtins.int
     TOOL_CALLS_FIELD_NUMBER: builtins.int
     TOOL_ERRORS_FIELD_NUMBER: builtins.int
@@ -400,11 +448,19 @@ class TrajectoryCounts(google.protobuf.message.Message):
     REPEATS_FIELD_NUMBER: builtins.int
     OPEN_FIELD_NUMBER: builtins.int
     GRADE_FIELD_NUMBER: builtins.int
+    TOOLS_FIELD_NUMBER: builtins.int
+    MALFORMED_TURNS_FIELD_NUMBER: builtins.int
+    PARSE_MESSAGES_FIELD_NUMBER: builtins.int
+    UNKNOWN_TOOLS_FIELD_NUMBER: builtins.int
     turns: builtins.int
     tool_calls: builtins.int
     parse_errors: builtins.int
     repeats: builtins.int
     """Calls that repeat an earlier one with the same arguments."""
+    tools: builtins.int
+    """Tools that the environment offered."""
+    malformed_turns: builtins.int
+    """Turns with a malformed call."""
     @property
     def tool_errors(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
         """Keys are the tool outcomes of env_gateway.v1, lower case: `tool_error`,
@@ -417,6 +473,18 @@ class TrajectoryCounts(google.protobuf.message.Message):
 
     @property
     def grade(self) -> google.protobuf.duration_pb2.Duration: ...
+    @property
+    def parse_messages(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
+        """What was wrong with malformed calls, and how often: at most 8 keys of at
+        most 200 characters.
+        """
+
+    @property
+    def unknown_tools(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
+        """Calls of tools that the environment does not have, by name: at most 8 keys
+        of at most 200 characters.
+        """
+
     def __init__(
         self,
         *,
@@ -427,9 +495,13 @@ class TrajectoryCounts(google.protobuf.message.Message):
         repeats: builtins.int = ...,
         open: google.protobuf.duration_pb2.Duration | None = ...,
         grade: google.protobuf.duration_pb2.Duration | None = ...,
+        tools: builtins.int = ...,
+        malformed_turns: builtins.int = ...,
+        parse_messages: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
+        unknown_tools: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["grade", b"grade", "open", b"open"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["grade", b"grade", "open", b"open", "parse_errors", b"parse_errors", "repeats", b"repeats", "tool_calls", b"tool_calls", "tool_errors", b"tool_errors", "turns", b"turns"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["grade", b"grade", "malformed_turns", b"malformed_turns", "open", b"open", "parse_errors", b"parse_errors", "parse_messages", b"parse_messages", "repeats", b"repeats", "tool_calls", b"tool_calls", "tool_errors", b"tool_errors", "tools", b"tools", "turns", b"turns", "unknown_tools", b"unknown_tools"]) -> None: ...
 
 global___TrajectoryCounts = TrajectoryCounts
 

@@ -34,6 +34,9 @@ class WeightServiceStub(object):
     Errors carry a google.rpc.ErrorInfo, domain `learner.flotilla`:
     FAILED_PRECONDITION VERSION_SUPERSEDED  attach again for a newer version
     OUT_OF_RANGE        BAD_OFFSET          beyond the end of the publication
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     def __init__(self, channel):
@@ -58,6 +61,9 @@ class WeightServiceServicer(object):
     Errors carry a google.rpc.ErrorInfo, domain `learner.flotilla`:
     FAILED_PRECONDITION VERSION_SUPERSEDED  attach again for a newer version
     OUT_OF_RANGE        BAD_OFFSET          beyond the end of the publication
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     def FetchWeights(self, request, context):
@@ -93,6 +99,9 @@ class WeightService(object):
     Errors carry a google.rpc.ErrorInfo, domain `learner.flotilla`:
     FAILED_PRECONDITION VERSION_SUPERSEDED  attach again for a newer version
     OUT_OF_RANGE        BAD_OFFSET          beyond the end of the publication
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     @staticmethod

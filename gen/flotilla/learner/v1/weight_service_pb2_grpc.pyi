@@ -26,6 +26,9 @@ class WeightServiceStub:
     Errors carry a google.rpc.ErrorInfo, domain `learner.flotilla`:
       FAILED_PRECONDITION VERSION_SUPERSEDED  attach again for a newer version
       OUT_OF_RANGE        BAD_OFFSET          beyond the end of the publication
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -46,6 +49,9 @@ class WeightServiceAsyncStub:
     Errors carry a google.rpc.ErrorInfo, domain `learner.flotilla`:
       FAILED_PRECONDITION VERSION_SUPERSEDED  attach again for a newer version
       OUT_OF_RANGE        BAD_OFFSET          beyond the end of the publication
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     FetchWeights: grpc.aio.UnaryStreamMultiCallable[
@@ -65,6 +71,9 @@ class WeightServiceServicer(metaclass=abc.ABCMeta):
     Errors carry a google.rpc.ErrorInfo, domain `learner.flotilla`:
       FAILED_PRECONDITION VERSION_SUPERSEDED  attach again for a newer version
       OUT_OF_RANGE        BAD_OFFSET          beyond the end of the publication
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     @abc.abstractmethod

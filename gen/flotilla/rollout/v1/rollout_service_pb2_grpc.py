@@ -32,6 +32,9 @@ class RolloutServiceStub(object):
     Errors carry a google.rpc.ErrorInfo, domain `rollout.flotilla`:
     INVALID_ARGUMENT    BAD_TASK   the task is not a task, or not to be sampled so
     FAILED_PRECONDITION NO_POLICY  no weights have been loaded yet
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     def __init__(self, channel):
@@ -64,6 +67,9 @@ class RolloutServiceServicer(object):
     Errors carry a google.rpc.ErrorInfo, domain `rollout.flotilla`:
     INVALID_ARGUMENT    BAD_TASK   the task is not a task, or not to be sampled so
     FAILED_PRECONDITION NO_POLICY  no weights have been loaded yet
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     def SampleGroup(self, request, context):
@@ -122,6 +128,9 @@ class RolloutService(object):
     Errors carry a google.rpc.ErrorInfo, domain `rollout.flotilla`:
     INVALID_ARGUMENT    BAD_TASK   the task is not a task, or not to be sampled so
     FAILED_PRECONDITION NO_POLICY  no weights have been loaded yet
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     @staticmethod

@@ -24,6 +24,9 @@ class RolloutServiceStub:
     Errors carry a google.rpc.ErrorInfo, domain `rollout.flotilla`:
       INVALID_ARGUMENT    BAD_TASK   the task is not a task, or not to be sampled so
       FAILED_PRECONDITION NO_POLICY  no weights have been loaded yet
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -55,6 +58,9 @@ class RolloutServiceAsyncStub:
     Errors carry a google.rpc.ErrorInfo, domain `rollout.flotilla`:
       INVALID_ARGUMENT    BAD_TASK   the task is not a task, or not to be sampled so
       FAILED_PRECONDITION NO_POLICY  no weights have been loaded yet
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     SampleGroup: grpc.aio.UnaryStreamMultiCallable[
@@ -85,6 +91,9 @@ class RolloutServiceServicer(metaclass=abc.ABCMeta):
     Errors carry a google.rpc.ErrorInfo, domain `rollout.flotilla`:
       INVALID_ARGUMENT    BAD_TASK   the task is not a task, or not to be sampled so
       FAILED_PRECONDITION NO_POLICY  no weights have been loaded yet
+
+    Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
+    from FLOTILLA_TOKEN; run_service.proto says what is refused otherwise.
     """
 
     @abc.abstractmethod

@@ -69,6 +69,10 @@ class EmbeddedInstance:
     async def close(self, *, timeout_s: float) -> None:
         await self._backend.reclaim(Orphan(self._episode_id), timeout_s=timeout_s)
 
+    @property
+    def ended(self) -> str | None:
+        return "its worker process has ended" if self._worker.ended else None
+
     async def alive(self, *, timeout_s: float) -> bool:
         return not self._worker.ended
 
@@ -79,6 +83,8 @@ class EmbeddedInstance:
 
 class EmbeddedBackend:
     """Instances end with the process, so that a restart finds none to reclaim."""
+
+    apart = False
 
     def __init__(self, config: EmbeddedConfig) -> None:
         self.pool = WorkerPool(size=config.workers, hang_s=config.hang_s)

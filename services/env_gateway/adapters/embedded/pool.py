@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import random
-import sys
+import signal
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,8 +14,8 @@ from typing import Any
 
 import services
 from services.common.arguments import TOKEN_VARIABLE
+from services.common.interpreter import python, tied
 from services.common.log import get_logger
-from services.env_gateway.adapters import child
 from services.env_gateway.adapters.embedded import worker as embedded_worker
 from services.env_gateway.ports import BackendError
 from services.env_gateway.retry import Backoff
@@ -216,8 +216,7 @@ class WorkerPool:
 async def _start() -> asyncio.subprocess.Process:
     """Ends with this process, however that ends: its input closes, and it is killed besides."""
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, child.__file__, str(os.getpid())),
-        *("python", "-m", embedded_worker.__name__),
+        *tied(signal.SIGKILL, *python("-m", embedded_worker.__name__)),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         start_new_session=True,

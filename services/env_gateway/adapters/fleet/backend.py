@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -50,8 +50,6 @@ _MAYBE_ENDED = (404, 502, 503, 504)
 # What every instance has: a 404 for one of them is a fault, and not the statement's.
 _DATABASES = ("seed", "current")
 _CHECK_S = 5.0
-_HEARTBEAT_S = 10.0
-_BEATS_PER_INTERVAL = 3
 
 
 def build(config: FleetConfig, *, max_calls: int) -> "FleetBackend":
@@ -60,6 +58,18 @@ def build(config: FleetConfig, *, max_calls: int) -> "FleetBackend":
     # Creations take minutes, and each holds a connection: besides calls, they must not keep the
     # heartbeats waiting for one. How many there are, the gateway's limits say.
     return FleetBackend(config, address, http_session(max_connections=0, headers={}), headers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Doubted:
+    """A verifier's run that counts once it is known that the instance ran: when that cannot be told
+    just now, it need not be run again."""
+
+    submission: Submission | None = None
+    execution: Execution | None = None
+
+    def of(self, submission: Submission) -> Execution | None:
+        return self.execution if submission is self.submission else None
 
 
 class FleetInstance:
@@ -90,6 +100,7 @@ class FleetInstance:
             endpoints(root, self._modality, lease), self._state.env, request
         )
         self._ended: str | None = None
+        self._doubted = _Doubted()
 
     async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:
         until = _now() + timeout_s
@@ -117,9 +128,19 @@ class FleetInstance:
             return None
         self._check()
         until = _now() + timeout_s
-        execution = await verifier.run(self._id, submission, timeout_s)
-        passed = execution.error is None and execution.result
-        return execution if passed else await self._confirmed(execution, until)
+        execution = self._doubted.of(submission)
+        if execution is None:
+            execution = await self._verified(verifier, submission, until)
+        if execution.error is None and execution.result:
+            return execution
+        # A verifier may also take what an instance that has gone does not answer for a failed
+        # task: its zero is one only of an instance that is known to run.
+        self._doubted = _Doubted(submission, execution)
+        await self._examine(until)
+        self._doubted = _Doubted()
+        if self._ended is not None:
+            return Execution(error=self._ended, stdout=execution.stdout, instance_lost=True)
+        return execution
 
     async def query(self, db: str, sql: str, args: Sequence[SqlValue], *, timeout_s: float) -> Rows:
         url = fleet_wire.query_url(self._runner, db)
@@ -142,15 +163,24 @@ class FleetInstance:
         if self._generation == self._backend.address.generation:
             await self._backend.delete(self.instance_id, timeout_s)
 
-    async def beat(self) -> None:
+    @property
+    def ended(self) -> str | None:
+        return self._ended
+
+    async def beat(self, timeout_s: float) -> None:
         """Tell Fleet that the instance is wanted. Raises BackendError, `lost` when it has ended."""
         self._check()
         try:
-            await self._backend.api.heartbeat(self._id, self._region, timeout_s=_HEARTBEAT_S)
-        except FleetError:
-            if await self._has_ended(_now() + _CHECK_S):
+            await self._backend.api.heartbeat(self._id, self._region, timeout_s=timeout_s)
+        except FleetError as error:
+            # What is no fault of the server's, and no matter of too many requests.
+            refused = error.status < 500 and error.kind != "throttled"
+            if refused and await self._has_ended(_now() + _CHECK_S):
                 self._check()
             raise
+
+    def unheard(self, why: str) -> None:
+        self._ended = self._ended or why
 
     async def _show_page(self, timeout_s: float) -> None:
         result = await self._tools.call(COMPUTER, navigate(self._page), timeout_s)
@@ -174,17 +204,15 @@ class FleetInstance:
             # A session says so of a 404, which a proxy gives for a server that is down.
             raise BackendError("not_found", str(error), delivered=False) from error
 
-    async def _confirmed(self, execution: Execution, until: float) -> Execution:
-        """A verifier may also take what an instance that has gone does not answer for a failed
-        task: its zero is one only of an instance that is known to run."""
+    async def _verified(
+        self, verifier: FleetVerifier, submission: Submission, until: float
+    ) -> Execution:
         try:
-            await self._examine(until)
+            return await verifier.run(self._id, submission, _left(until))
         except BackendError as error:
-            message = f"failed, and it is not known whether the instance still ran: {error}"
-            return replace(execution, error=execution.error or message, retryable=True)
-        if self._ended is not None:
-            return Execution(error=self._ended, stdout=execution.stdout, instance_lost=True)
-        return execution
+            if error.kind != "throttled" and await self._has_ended(until):
+                self._check()
+            raise
 
     async def _has_ended(self, until: float) -> bool:
         """Whether that is certain."""
@@ -209,6 +237,8 @@ class FleetInstance:
 class FleetBackend:
     """`address` says where the control plane is now; `headers` carry the API key."""
 
+    apart = True
+
     def __init__(
         self,
         config: FleetConfig,
@@ -222,7 +252,7 @@ class FleetBackend:
         if config.verify == "remote":
             self.verifier = FleetVerifier(self.api, config.region)
         self.snapshots = fleet_wire.Snapshots()
-        self.heartbeats = Heartbeats(period_s=config.heartbeat_interval_s / _BEATS_PER_INTERVAL)
+        self.heartbeats = Heartbeats(ttl_s=config.heartbeat_interval_s)
         self._browsers = Browsers(self.api, config)
         self._memory: Memory = {}
         self._read_only = frozenset(config.read_only_tools)
@@ -246,7 +276,7 @@ class FleetBackend:
                 timeout_s=_left(until),
             )
         instance = FleetInstance(self, body, request, lease, generation)
-        self.heartbeats.watch(instance.instance_id, instance.beat)
+        self.heartbeats.watch(instance.instance_id, instance)
         return instance
 
     async def reclaim(self, orphan: Orphan, *, timeout_s: float) -> None:
@@ -271,6 +301,10 @@ class FleetBackend:
         for lease_id in leases:
             why = why or await self._browsers.ended(lease_id, _left(until))
         return why
+
+    @property
+    def late(self) -> int:
+        return self.heartbeats.late
 
     async def close(self) -> None:
         await self.heartbeats.close()

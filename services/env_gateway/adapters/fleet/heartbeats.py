@@ -1,59 +1,133 @@
 """Tells Fleet that instances are still wanted: one task for all of them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import math
 from contextlib import suppress
+from typing import Protocol
 
 from services.common.log import get_logger
+from services.env_gateway import meters
+from services.env_gateway.adapters.fleet.schedule import BeatSchedule
 from services.env_gateway.ports import BackendError
 
 _LOG = get_logger(__name__)
-_AT_ONCE = 64
+# Failures come by the hundred when a server is down; they are told together.
+_TOLD_EVERY_S = 10.0
 
-Beat = Callable[[], Awaitable[None]]
+
+class Beating(Protocol):
+    async def beat(self, timeout_s: float) -> None:
+        """Raises BackendError when it fails, `lost` when there is no instance any more."""
+        ...
+
+    def unheard(self, why: str) -> None:
+        """The instance has ended, since nothing was heard of it in time."""
+        ...
 
 
 class Heartbeats:
-    """Beats for each watched instance every `period_s`, until it is forgotten or is gone."""
+    """Beats for each watched instance until it is forgotten or is gone; one of which nothing was
+    confirmed for `ttl_s` is told that it is."""
 
-    def __init__(self, *, period_s: float) -> None:
-        self._period_s = period_s
-        self._beats: dict[str, Beat] = {}
-        self._at_once = asyncio.Semaphore(_AT_ONCE)
+    def __init__(self, *, ttl_s: float) -> None:
+        self._ttl_s = ttl_s
+        self._schedule = BeatSchedule(ttl_s=ttl_s)
+        self._instances: dict[str, Beating] = {}
+        self._beats: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._failures = 0
+        self._last_failure = ""
+        self._told_at = -math.inf
 
-    def watch(self, instance_id: str, beat: Beat) -> None:
-        """`beat` raises BackendError when it fails, `lost` when there is no instance any more."""
-        self._beats[instance_id] = beat
+    @property
+    def late(self) -> int:
+        """Instances that may end soon: nothing was confirmed for two thirds of their time."""
+        return self._schedule.late(_now())
+
+    def watch(self, instance_id: str, instance: Beating) -> None:
+        self._instances[instance_id] = instance
+        self._schedule.watch(instance_id, _now())
+        self._changed.set()
         if self._task is None:
             self._task = asyncio.create_task(self._run())
 
     def forget(self, instance_id: str) -> None:
-        self._beats.pop(instance_id, None)
+        self._instances.pop(instance_id, None)
+        self._schedule.forget(instance_id)
 
     async def close(self) -> None:
-        self._beats.clear()
-        if self._task is not None:
-            self._task.cancel()
+        for instance_id in list(self._instances):
+            self.forget(instance_id)
+        tasks = [task for task in (self._task, *self._beats) if task is not None]
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
             with suppress(asyncio.CancelledError):
-                await self._task
+                await task
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(self._period_s)
-            await asyncio.gather(*(self._beat(name) for name in list(self._beats)))
+            now = _now()
+            for instance_id in self._schedule.lost(now):
+                self._lose(instance_id)
+            for instance_id in self._schedule.begin(now):
+                beat = asyncio.create_task(self._beat(instance_id, self._instances[instance_id]))
+                self._beats.add(beat)
+                beat.add_done_callback(self._beats.discard)
+            if now - self._told_at >= _TOLD_EVERY_S:
+                self._tell(now)
+            self._changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(self._schedule.next_at()):
+                    await self._changed.wait()
 
-    async def _beat(self, instance_id: str) -> None:
-        async with self._at_once:
-            beat = self._beats.get(instance_id)
-            if beat is None:
-                return
-            try:
-                await beat()
-            except BackendError as error:
-                _LOG.warning("heartbeat_failed", instance=instance_id, error=str(error))
-                if error.lost:
-                    self.forget(instance_id)
-            except Exception:  # noqa: BLE001
-                # The loop must go on, or all other instances would end.
-                _LOG.exception("heartbeat_failed", instance=instance_id)
+    async def _beat(self, instance_id: str, instance: Beating) -> None:
+        try:
+            await instance.beat(self._schedule.timeout_s)
+        except BackendError as error:
+            self._failed(instance_id, error)
+        except Exception as error:  # noqa: BLE001
+            # The loop must go on, or all other instances would end.
+            _LOG.exception("heartbeat_failed", instance=instance_id)
+            self._failed(instance_id, BackendError("internal", repr(error), delivered=None))
+        else:
+            meters.heartbeat("ok")()
+            self._schedule.confirmed(instance_id, _now())
+        self._changed.set()
+
+    def _failed(self, instance_id: str, error: BackendError) -> None:
+        meters.heartbeat(error.kind)()
+        if error.lost:
+            _LOG.warning("instance_ended", instance=instance_id, error=str(error))
+            self.forget(instance_id)
+            return
+        self._schedule.failed(instance_id, _now(), error.retry_after_s)
+        self._failures += 1
+        self._last_failure = str(error)
+
+    def _tell(self, now: float) -> None:
+        late = self._schedule.late(now)
+        if not late and not self._failures:
+            return
+        tell, event = (
+            (_LOG.error, "heartbeats_late") if late else (_LOG.warning, "heartbeats_failed")
+        )
+        tell(
+            event,
+            late=late,
+            instances=len(self._schedule),
+            failures=self._failures,
+            error=self._last_failure,
+        )
+        self._failures, self._told_at = 0, now
+
+    def _lose(self, instance_id: str) -> None:
+        why = f"Fleet has confirmed no heartbeat for {self._ttl_s:g} s, and ends the instance"
+        _LOG.error("instance_lost", instance=instance_id, why=why)
+        meters.heartbeat("lost")()
+        self._instances.pop(instance_id).unheard(why)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

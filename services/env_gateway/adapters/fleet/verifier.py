@@ -15,7 +15,7 @@ from typing import Any, cast
 from services.env_gateway.adapters.fleet.api import FleetApi
 from services.env_gateway.adapters.fleet.errors import FleetError
 from services.env_gateway.grading import VerifierError, VerifierFunction, find_verifier
-from services.env_gateway.ports import BackendError, Execution, Submission
+from services.env_gateway.ports import Execution, Submission
 
 _DEFAULT_REGION = "us-west-1"
 _KNOWN_KEPT = 4096
@@ -61,7 +61,7 @@ class FleetVerifier:
         self._uploaded: OrderedDict[str, None] = OrderedDict()
 
     async def run(self, instance_id: str, submission: Submission, timeout_s: float) -> Execution:
-        """Never raises BackendError: what fails here is an execution without a result."""
+        """Raises BackendError when Fleet refuses, or does not say how the run ended."""
         source = submission.task.verifier
         assert source is not None, "a task without a verifier is not sent to Fleet"
         try:
@@ -69,13 +69,7 @@ class FleetVerifier:
         except VerifierError as error:
             return Execution(error=str(error))
         request = _request(instance_id, submission, function, bundle_of(source), timeout_s)
-        try:
-            answer = await self._execute(request, bundle_of(source), timeout_s)
-        except BackendError as error:
-            timed_out = error.kind == "timeout"
-            retryable = not error.invalid
-            return Execution(error=str(error), timed_out=timed_out, retryable=retryable)
-        return execution_of(answer)
+        return execution_of(await self._execute(request, bundle_of(source), timeout_s))
 
     async def _execute(self, request: dict[str, Any], bundle: Bundle, timeout_s: float) -> Any:
         until = _now() + timeout_s

@@ -129,6 +129,8 @@ class FleetOpenEnvInstance:
         try:
             answer = _checked(await self._worker.ask(message, timeout_s=timeout_s))
         except BackendError as error:
+            if error.refused:
+                raise
             timed_out = error.kind == "timeout"
             return Execution(error=str(error), timed_out=timed_out, instance_lost=error.lost)
         stdout = answer["stdout"] or ""
@@ -186,6 +188,8 @@ class FleetOpenEnvInstance:
 
 
 class FleetOpenEnvBackend:
+    apart = True
+
     def __init__(
         self, config: FleetOpenEnvConfig, folder: Path, address: Address, api: FleetApi
     ) -> None:

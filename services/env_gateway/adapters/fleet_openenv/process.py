@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from services.env_gateway.adapters.process import spawn
+from services.env_gateway.adapters.process import LastWords, spawn
 from services.env_gateway.ports import BackendError
 
 _ANSWER_BYTES = 64 * 2**20
@@ -23,6 +23,7 @@ class WorkerProcess:
         self._stdin = process.stdin
         self._stdout = process.stdout
         self._killed = False
+        self._words = LastWords(process)
 
     @classmethod
     async def start(cls, command: Sequence[str], environment: Mapping[str, str]) -> "WorkerProcess":
@@ -52,8 +53,8 @@ class WorkerProcess:
             message = f"FleetTaskEnv did not answer in {timeout_s:.1f} s and was ended"
             raise BackendError("timeout", message, delivered=None) from None
         except asyncio.IncompleteReadError:
+            message = f"the process of FleetTaskEnv is gone: {await self._words.told()}"
             await self.kill()
-            message = f"the process of FleetTaskEnv ended (code {self._process.returncode})"
             raise _lost("worker", message) from None
         except (asyncio.LimitOverrunError, ValueError) as error:
             await self.kill()
@@ -68,6 +69,7 @@ class WorkerProcess:
         """And whatever it started. Repeatable."""
         self._kill()
         await self._process.wait()
+        await self._words.close()
 
     def _send(self, message: Mapping[str, Any]) -> None:
         if self._killed or self._process.returncode is not None:

@@ -130,6 +130,8 @@ class McpBackend:
     """`address` says where the server is now. Its generation grows when a supervised server is
     started anew, which ends all instances of the one before."""
 
+    apart = False
+
     def __init__(self, config: McpConfig, address: Address, http: aiohttp.ClientSession) -> None:
         self._config = config
         self._address = address

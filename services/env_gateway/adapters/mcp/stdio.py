@@ -14,7 +14,7 @@ from services.env_gateway.adapters.mcp.wire import (
     result_of,
     tools_of,
 )
-from services.env_gateway.adapters.process import end, inherited_environment, spawn
+from services.env_gateway.adapters.process import LastWords, end, inherited_environment, spawn
 from services.env_gateway.backend_config import McpConfig
 from services.env_gateway.ports import (
     BackendError,
@@ -32,6 +32,7 @@ from services.env_gateway.ports import (
 from services.env_gateway.tasks import Task
 
 _MAX_BYTES = 64 * 2**20
+_ENDED_S = 2.0
 
 
 class StdioServer:
@@ -44,7 +45,8 @@ class StdioServer:
         self._stdout = process.stdout
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._next_id = 0
-        self._ended = ""
+        self.ended = ""
+        self._words = LastWords(process)
         self._reading = asyncio.create_task(self._read())
 
     async def request(self, method: str, params: Mapping[str, Any], timeout_s: float) -> Any:
@@ -74,17 +76,20 @@ class StdioServer:
         # Whatever it ended with, the process must end too.
         await asyncio.wait({self._reading})
         await end(self.process)
+        await self._words.close()
 
     def _check(self) -> None:
-        if self._ended:
-            raise _lost(self._ended, delivered=False)
+        if self.ended:
+            raise _lost(self.ended, delivered=False)
 
     async def _write(self, message: Mapping[str, Any]) -> None:
         try:
             self._stdin.write(json.dumps(message).encode() + b"\n")
             await self._stdin.drain()
         except ConnectionError as error:
-            raise _lost(str(error), delivered=None) from error
+            # Who reads its output knows how it ended, in a moment.
+            await asyncio.wait({self._reading}, timeout=_ENDED_S)
+            raise _lost(self.ended or str(error), delivered=None) from error
 
     async def _give_up(self, number: int) -> None:
         params = {"requestId": number, "reason": "timeout"}
@@ -96,14 +101,15 @@ class StdioServer:
                 )
 
     async def _read(self) -> None:
-        why = "the server closed its output"
+        why = "its output is read no more"
         try:
             while line := await self._stdout.readline():
                 self._answered(line)
+            why = await self._words.told()
         except ValueError:
-            why = f"the server wrote a line of more than {_MAX_BYTES} bytes"
+            why = f"it wrote a line of more than {_MAX_BYTES} bytes"
         finally:
-            self._ended = why
+            self.ended = why
             for answer in self._waiting.values():
                 if not answer.done():
                     answer.set_exception(_lost(why, delivered=None))
@@ -133,6 +139,10 @@ class StdioInstance:
         self._backend = backend
         self._server = server
         self._initialized = False
+
+    @property
+    def ended(self) -> str | None:
+        return self._server.ended or None
 
     async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:
         until = _now() + timeout_s
@@ -178,6 +188,8 @@ class StdioInstance:
 
 class McpStdioBackend:
     """Starts `command` once per episode; the processes end with the gateway, however it ends."""
+
+    apart = True
 
     def __init__(self, config: McpConfig) -> None:
         assert config.command is not None, "checked by McpConfig"

@@ -75,6 +75,12 @@ class OpenEnvInstance:
         self._done = start.get("done") is True
         self._stdout = ""
 
+    @property
+    def ended(self) -> str | None:
+        """An environment that is done may well close the session: its rewards are known."""
+        over = self._done or self._channel.open
+        return None if over else "the session ended before its episode"
+
     async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:
         """The tool that ends the episode is not offered: grading calls it."""
         if self._tools:
@@ -116,10 +122,12 @@ class OpenEnvInstance:
             try:
                 await self._submit(submission.final_answer, timeout_s)
             except BackendError as error:
+                if error.refused:
+                    raise
                 lost, timed_out = error.lost, error.kind == "timeout"
                 return Execution(error=str(error), instance_lost=lost, timed_out=timed_out)
-        if not self._done and not self._channel.open:
-            return Execution(error="the session ended before its episode", instance_lost=True)
+        if self.ended is not None:
+            return Execution(error=self.ended, instance_lost=True)
         if not self._rewards:
             return Execution(error="the environment gave no reward")
         total = self._rewards[-1] if self._config.reward == "last" else sum(self._rewards)
@@ -164,6 +172,8 @@ class OpenEnvInstance:
 class OpenEnvBackend:
     """Sessions end with their sockets, so that a restart finds none to reclaim; a server frees
     those of a host that vanished by its own `session_timeout`."""
+
+    apart = False
 
     def __init__(
         self, config: OpenEnvConfig, address: Address, http: aiohttp.ClientSession

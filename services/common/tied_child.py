@@ -1,4 +1,6 @@
-"""Becomes another command that is killed when its parent dies: `child.py PARENT_PID COMMAND...`.
+"""Becomes another command that gets a signal when its parent dies:
+
+    tied_child.py PARENT_PID SIGNAL COMMAND...
 
 Run by path, and before anything else: the process is replaced at once. `python` is the interpreter
 that runs this, wherever PATH leads.
@@ -6,16 +8,15 @@ that runs this, wherever PATH leads.
 
 import ctypes
 import os
-import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    parent, command = int(sys.argv[1]), sys.argv[2:]
+    parent, number, command = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:
             raise SystemExit("the parent has ended already")
     if command[0] == "python":

@@ -1,0 +1,366 @@
+"""Damages the files of stopped runs: `python -m benchmarks.corruption_campaign --trials 100`.
+
+A trial takes a copy of a run that was stopped (killed in the middle of a step, or ended between two
+goes), damages one of its files, and resumes it with a real learner, a real training rank on a very
+small model, and a worker that has kept its own record of receipts. Half of the trials are on the
+journal and its write-ahead log, the others take turns at the remaining classes of files, so that
+100 trials visit each at least ten times. Kinds of damage: one flipped bit, a burst of random bytes,
+zeros, a torn end, a cut, a removal, and an old copy of the same file from an earlier stop.
+
+A trial ends in one of these:
+
+- `refused`: the learner did not start and named the file. Then the undamaged file is put back and
+  the run must end as if nothing had happened, or `accept_loss` is given and what is lost must be
+  counted.
+- `mended`: the run went on to its end with every acknowledged trajectory, none twice, and the same
+  parameters, bit for bit, as its plans give.
+- `counted`: the run went on and said what it lost: `lost_with_disk`, or groups dropped for damaged
+  records, with an alarm.
+- `silent`: anything else. The trial's folder is kept and printed.
+
+The last line is one JSON object: `trials`, `refused`, `mended`, `counted`, `silent`; then
+`restored` and `accepted`, what refused runs did next, `files`, the trials of each class with their
+ends, `minutes` and `seed`. The exit code is 1 when `silent` is not 0.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import shutil
+import sqlite3
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from services.learner.journal.audit import audit
+from services.learner.journal.integrity import CORRUPT
+from services.learner.journal.rows import accounts
+from services.learner.journal.schema import FILE_NAME as JOURNAL
+from services.learner.journal.schema import LOST_WITH_DISK
+from tests.faults.kills.fork_server import ForkServer, fork_server, tail
+from tests.faults.kills.killed_run import Death, KilledRun
+
+STEPS = 8
+# Stops of each run that trials copy, earliest first: seconds after the learner's port is open.
+STOPS_S = (0.5, 0.4, 0.4)
+# Where the run ends by itself between two goes, so that its log is folded into the journal.
+BREAK = 4
+DAMAGED_RECORDS = f"dropped/{CORRUPT}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A run as it was left at one moment."""
+
+    folder: Path
+    receipts: Mapping[tuple[str, int, int], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """One change to one file."""
+
+    file_class: str
+    file: str
+    kind: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.file}"
+
+
+@dataclass(slots=True)
+class Totals:
+    """Ends of all trials."""
+
+    ends: Counter[str] = field(default_factory=Counter[str])
+    afterwards: Counter[str] = field(default_factory=Counter[str])
+    files: defaultdict[str, Counter[str]] = field(
+        default_factory=lambda: defaultdict[str, Counter[str]](Counter)
+    )
+
+    def figures(self, seed: int, seconds: float) -> dict[str, Any]:
+        ends = {name: self.ends[name] for name in ("refused", "mended", "counted", "silent")}
+        return {
+            "trials": self.ends.total(),
+            **ends,
+            "restored": self.afterwards["restored"],
+            "accepted": self.afterwards["accepted"],
+            "files": {name: dict(found) for name, found in sorted(self.files.items())},
+            "minutes": round(seconds / 60, 1),
+            "seed": seed,
+        }
+
+
+def file_classes(run_dir: Path) -> dict[str, list[str]]:
+    """Files of a stopped run by class, as paths in its folder; classes that it lacks are absent."""
+    found: dict[str, list[str]] = {}
+    names = {
+        "journal": [JOURNAL],
+        "wal": [f"{JOURNAL}-wal"],
+        "shm": [f"{JOURNAL}-shm"],
+        "mark": ["journal.mark"],
+        "metrics": ["metrics.jsonl"],
+    }
+    for name, files in names.items():
+        there = [file for file in files if (run_dir / file).exists()]
+        if there:
+            found[name] = there
+    checkpoints = sorted(run_dir.glob("checkpoints/step-??????/*"))
+    for path in checkpoints:
+        name = "tensors" if path.suffix == ".safetensors" else "manifests"
+        found.setdefault(name, []).append(str(path.relative_to(run_dir)))
+    return found
+
+
+def flip(data: bytearray, chooser: random.Random) -> None:
+    data[chooser.randrange(len(data))] ^= 1 << chooser.randrange(8)
+
+
+def burst(data: bytearray, chooser: random.Random) -> None:
+    start = chooser.randrange(len(data))
+    end = min(len(data), start + chooser.choice([8, 64, 512, 4096]))
+    data[start:end] = chooser.randbytes(end - start)
+
+
+def zeros(data: bytearray, chooser: random.Random) -> None:
+    start = chooser.randrange(len(data))
+    end = min(len(data), start + chooser.choice([512, 4096]))
+    data[start:end] = bytes(end - start)
+
+
+def torn(data: bytearray, chooser: random.Random) -> None:
+    """The length was written, the last blocks were not."""
+    start = max(0, len(data) - chooser.choice([512, 4096, 16384]))
+    data[start:] = bytes(len(data) - start)
+
+
+def cut(data: bytearray, chooser: random.Random) -> None:
+    del data[chooser.randrange(len(data)) :]
+
+
+CHANGES: Mapping[str, Callable[[bytearray, random.Random], None]] = {
+    "flip": flip,
+    "burst": burst,
+    "zeros": zeros,
+    "torn": torn,
+    "cut": cut,
+}
+KINDS = (*CHANGES, "removal", "old copy")
+
+
+def inflict(damage: Damage, run_dir: Path, older: Path | None, chooser: random.Random) -> bool:
+    """Change the file; False where that leaves it as it was."""
+    path = run_dir / damage.file
+    before = path.read_bytes()
+    if damage.kind == "removal":
+        path.unlink()
+        return True
+    if damage.kind == "old copy":
+        source = older / damage.file if older else path
+        data = source.read_bytes() if source.exists() else before
+    else:
+        changed = bytearray(before)
+        if changed:
+            CHANGES[damage.kind](changed, chooser)
+        data = bytes(changed)
+    path.write_bytes(data)
+    return data != before
+
+
+class Campaign:
+    """Trials on copies of stopped runs."""
+
+    def __init__(
+        self, server: ForkServer, folder: Path, wanted: argparse.Namespace, progress: Progress
+    ) -> None:
+        self.totals = Totals()
+        self._server = server
+        self._folder = folder
+        self._model = folder / "model"
+        self._wanted = wanted
+        self._chooser = random.Random(wanted.seed)
+        self._progress = progress
+        self._bar = progress.add_task("trials", total=wanted.trials)
+
+    async def run(self) -> None:
+        self._model.mkdir()
+        arguments = {"folder": self._model}
+        await self._server.run("model", arguments, self._folder / "model.log")
+        stops = await self._stopped_run()
+        for number in range(self._wanted.trials):
+            await self._trial(number, stops)
+            self._progress.advance(self._bar)
+
+    async def _stopped_run(self) -> list[Stop]:
+        """Kill one run a few times, let it end early in between, and keep a copy of each stop."""
+        run = KilledRun(self._server, self._folder / "original", self._model, STEPS)
+        await run.prepare()
+        stops: list[Stop] = []
+        for after_s in STOPS_S:
+            await run.start(Death(after_s=after_s))
+            stops.append(self._copy(run, len(stops)))
+        run.steps = BREAK
+        await run.start(Death())
+        stops.append(self._copy(run, len(stops)))
+        run.steps = STEPS
+        for after_s in STOPS_S:
+            await run.start(Death(after_s=after_s))
+            stops.append(self._copy(run, len(stops)))
+        return stops
+
+    def _copy(self, run: KilledRun, number: int) -> Stop:
+        folder = self._folder / f"stop-{number}"
+        shutil.copytree(run.run_dir, folder)
+        return Stop(folder, dict(run.receipts))
+
+    def _choose(self, number: int, stops: Sequence[Stop]) -> tuple[int, Damage]:
+        """A stop and a damage: the journal and its log at every other turn."""
+        chooser = self._chooser
+        while True:
+            which = chooser.randrange(len(stops))
+            classes = file_classes(stops[which].folder)
+            others = ("mark", "manifests", "tensors", "metrics", "shm")
+            wanted = others[number // 2 % len(others)]
+            if number % 2 == 0:
+                wanted = ("journal", "wal")[number // 2 % 2]
+            if wanted in classes:
+                kind = chooser.choice(KINDS)
+                return which, Damage(wanted, chooser.choice(classes[wanted]), kind)
+
+    async def _trial(self, number: int, stops: Sequence[Stop]) -> None:
+        while True:
+            which, damage = self._choose(number, stops)
+            stop, older = stops[which], stops[which - 1].folder if which else None
+            run = self._resumable(number, stop)
+            if inflict(damage, run.run_dir, older, self._chooser):
+                break
+            shutil.rmtree(run.folder)
+        try:
+            end, reason = await self._judged(run, stop, damage)
+        except (AssertionError, TimeoutError, sqlite3.Error) as error:
+            # Neither an end nor a refusal: the learner hung, or left what cannot be read.
+            end, reason = "silent", f"{type(error).__name__}: {error}"
+        self.totals.ends[end] += 1
+        self.totals.files[damage.file_class][end] += 1
+        if end != "silent":
+            shutil.rmtree(run.folder)
+            return
+        kept = Path(tempfile.mkdtemp(prefix="corruption-campaign-")) / run.folder.name
+        shutil.move(run.folder, kept)
+        said = f"[red]silent[/red]: {damage} (stop {which}): {reason}\nkept: {kept}"
+        self._progress.console.print(said)
+
+    def _resumable(self, number: int, stop: Stop) -> KilledRun:
+        run = KilledRun(self._server, self._folder / f"trial-{number}", self._model, STEPS)
+        run.folder.mkdir()
+        run.make_pipe()
+        shutil.copytree(stop.folder, run.run_dir)
+        run.receipts.update(stop.receipts)
+        return run
+
+    async def _judged(self, run: KilledRun, stop: Stop, damage: Damage) -> tuple[str, str]:
+        """Resume the damaged run; its end, and why where it is `silent`."""
+        status = await run.start(Death(), may_fail=True)
+        if status == 0:
+            return await self._went_on(run)
+        said = tail(run.log)
+        if Path(damage.file).name not in said:
+            return "silent", f"ended with {status} without naming the file:\n{said[-1500:]}"
+        problem = await self._after_refusal(run, stop, damage)
+        return ("silent", problem) if problem else ("refused", "")
+
+    async def _went_on(self, run: KilledRun) -> tuple[str, str]:
+        with closing(sqlite3.connect(run.run_dir / JOURNAL)) as db:
+            fates = accounts(db)
+            rows = db.execute(
+                "SELECT group_id, attempt_index, try, content_digest FROM trajectories"
+            )
+            journaled = {(group, index, n): digest for group, index, n, digest in rows}
+        missing = sum(journaled.get(key) != sent for key, sent in run.receipts.items())
+        said = fates.get(LOST_WITH_DISK, 0) + fates.get(DAMAGED_RECORDS, 0)
+        if missing > fates.get(LOST_WITH_DISK, 0):
+            return "silent", f"{missing} acknowledged are not in the journal, which says {fates}"
+        if said:
+            return "counted", ""
+        problem = await self._problem(run)
+        return ("silent", problem) if problem else ("mended", "")
+
+    async def _problem(self, run: KilledRun) -> str:
+        """Return what is wrong with a run that ended well, an empty string where nothing is.
+
+        A journal that was begun anew no longer lays aside the arrays that its steps were trained
+        on, so that nobody can train them again: its books are all there is to look at.
+        """
+        with closing(sqlite3.connect(run.run_dir / JOURNAL)) as db:
+            books = audit(db)
+            sql = "SELECT 1 FROM sqlite_master WHERE name = 'attic'"
+            if db.execute(sql).fetchone() is None:
+                return "" if books.holds else str(books)
+        verdict = await run.verdict()
+        return "" if verdict.good else str(verdict)
+
+    async def _after_refusal(self, run: KilledRun, stop: Stop, damage: Damage) -> str:
+        """Do what the refusal advises; an empty string when that helps."""
+        if self._chooser.random() < 0.5:
+            shutil.copy(stop.folder / damage.file, run.run_dir / damage.file)
+            status = await run.start(Death(), may_fail=True)
+            if status:
+                return f"refused, restored, and then ended with {status}:\n{tail(run.log)[-1500:]}"
+            self.totals.afterwards["restored"] += 1
+            problem = await self._problem(run)
+            return problem and f"refused, restored, and then {problem}"
+        command = (sys.executable, "-m", "services.learner.accept_loss", str(run.run_dir))
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+        output = (await process.communicate())[0].decode()
+        if process.returncode:
+            return f"refused, and the loss could not be accepted:\n{output[-1500:]}"
+        status = await run.start(Death(), may_fail=True)
+        if status:
+            return f"refused, accepted, and then ended with {status}:\n{tail(run.log)[-1500:]}"
+        end, reason = await self._went_on(run)
+        self.totals.afterwards["accepted"] += 1
+        return f"refused, accepted, and then {reason}" if end == "silent" else ""
+
+
+async def campaign(wanted: argparse.Namespace, folder: Path, progress: Progress) -> Totals:
+    async with fork_server() as server:
+        work = Campaign(server, folder, wanted, progress)
+        await work.run()
+        return work.totals
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--trials", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    wanted = parser.parse_args(argv)
+    started = time.monotonic()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    console = Console(stderr=True)
+    with tempfile.TemporaryDirectory() as folder, Progress(*columns, console=console) as progress:
+        totals = asyncio.run(campaign(wanted, Path(folder), progress))
+    print(json.dumps(totals.figures(wanted.seed, time.monotonic() - started)))
+    return 1 if totals.ends["silent"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,186 @@
+"""Memory and speed of one training rank on one GPU: `python -m benchmarks.rank_step 1.7b 4b`.
+
+Builds random-weight models with the layer shapes of published Qwen3 checkpoints, trains each for a
+few steps with GRPO on sequences of one length, and prints one line for each. The last line is one
+JSON object, a list of figures for each model under `models`:
+
+- `parameters`: in billions, a tied head counted once.
+- `device_gb`: the most memory that tensors took on the device during a step, and what of it is
+  there between steps (`resident_gb`).
+- `host_gb`: the most that this process took on the host.
+- `step_seconds`: median of the timed steps; `tokens_per_second` follows from it.
+- `mfu`: 6 floating-point operations a parameter and token, as a share of what the same device did
+  in a bfloat16 product of two 8192 x 8192 matrices just before. Recomputed activations and
+  attention scores do not count as work.
+- `failed`: why a model has no figures, such as not enough memory.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from services.common.spec import PolicyConfig
+from services.learner.algorithm_config import AlgorithmConfig
+from services.learner.config import OptimizerConfig
+from services.learner.rank.config import RankConfig
+from services.learner.rank.model import Policy, load
+from services.learner.rank.optimizer import Optimizer
+from services.learner.rank.step import Trainer
+from services.learner.types import TrainBatch, TrainSequence
+
+GB = 1e9
+# hidden, intermediate, layers, heads, key-value heads, tied head: of Qwen/Qwen3-*.
+SHAPES: Mapping[str, tuple[int, int, int, int, int, bool]] = {
+    "0.6b": (1024, 3072, 28, 16, 8, True),
+    "1.7b": (2048, 6144, 28, 16, 8, True),
+    "4b": (2560, 9728, 36, 32, 8, True),
+    "8b": (4096, 12288, 36, 32, 8, False),
+}
+VOCABULARY = 151_936
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("shapes", nargs="+", choices=list(SHAPES), help="which Qwen3 to imitate")
+    parser.add_argument("--length", type=int, default=4096, help="tokens of each sequence")
+    parser.add_argument("--attempts", type=int, default=8, help="sequences of each step")
+    parser.add_argument("--pack-tokens", type=int, default=16384)
+    parser.add_argument("--head-chunk", type=int, default=1024)
+    parser.add_argument("--steps", type=int, default=3, help="timed steps, after one more")
+    parser.add_argument("--offload", action="store_true", help="learner.rank.offload_optimizer")
+    parser.add_argument("--keep-activations", action="store_true", help="recompute nothing")
+    given = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("error: no GPU is visible to torch; this benchmark measures a rank on a GPU")
+    peak = matmul_rate()
+    found = [measured(shape, given, peak) for shape in given.shapes]
+    device = torch.cuda.get_device_name()
+    print(json.dumps({"device": device, "matmul_tflops": peak / 1e12, "models": found}))
+
+
+def matmul_rate() -> float:
+    """Floating-point operations a second of a large bfloat16 matrix product."""
+    left, right = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    times: list[float] = []
+    for _ in range(13):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        _ = left @ right
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end) / 1e3)
+    return 2 * 8192**3 / statistics.median(times[3:])
+
+
+def measured(shape: str, given: argparse.Namespace, peak: float) -> dict[str, Any]:
+    """Return the figures of one model, or why there are none."""
+    try:
+        figures = train(shape, given, peak)
+    except torch.OutOfMemoryError as error:
+        figures = {"failed": str(error).partition(". GPU")[0]}
+    torch.cuda.empty_cache()
+    line = {"shape": shape, **figures}
+    print(json.dumps(line), flush=True)
+    return line
+
+
+def train(shape: str, given: argparse.Namespace, peak: float) -> dict[str, Any]:
+    """Load the model as a rank does, and time its steps."""
+    rank = RankConfig(
+        device="cuda",
+        threads=torch.get_num_threads(),
+        pack_tokens=given.pack_tokens,
+        head_chunk=given.head_chunk,
+        gradient_checkpointing=not given.keep_activations,
+        offload_optimizer=given.offload,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        policy = loaded(shape, given.length, Path(folder), rank)
+    optimizer = Optimizer(
+        policy.named_parameters(), OptimizerConfig(lr=1e-6), offload=rank.offload_optimizer
+    )
+    trainer = Trainer(policy, optimizer, AlgorithmConfig(), rank)
+    count = sum(p.numel() for p in policy.named_parameters().values())
+    seconds: list[float] = []
+    resident = 0
+    for step in range(1, given.steps + 2):
+        resident = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        started = time.monotonic()
+        result = trainer.train(random_batch(step, given.attempts, given.length), lr=1e-6)
+        torch.cuda.synchronize()
+        seconds.append(time.monotonic() - started)
+        if result.skipped:
+            raise RuntimeError(f"step {step} of the random {shape} model was refused")
+    taken = statistics.median(seconds[1:])
+    tokens = given.attempts * given.length
+    return {
+        "parameters": count / 1e9,
+        "device_gb": torch.cuda.max_memory_allocated() / GB,
+        "resident_gb": resident / GB,
+        "host_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GB,
+        "first_step_seconds": seconds[0],
+        "step_seconds": taken,
+        "tokens_per_second": tokens / taken,
+        "mfu": 6 * count * tokens / taken / peak,
+    }
+
+
+def loaded(shape: str, length: int, folder: Path, rank: RankConfig) -> Policy:
+    """Write a random model of the shape and load it as a rank loads a policy."""
+    hidden, intermediate, layers, heads, shared, tied = SHAPES[shape]
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=shared,
+        head_dim=128,
+        max_position_embeddings=max(length, 4096),
+        tie_word_embeddings=tied,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+    )
+    with torch.device("cuda"):
+        model: Any = Qwen3ForCausalLM(config).bfloat16()
+    model.save_pretrained(folder)
+    del model
+    torch.cuda.empty_cache()
+    policy = PolicyConfig(model=str(folder), dtype="bfloat16", max_model_len=length)
+    return load(policy, rank)
+
+
+def random_batch(step: int, attempts: int, length: int) -> TrainBatch:
+    """One group whose attempts differ in reward; the policy wrote the second half of each."""
+    rng = np.random.default_rng(step)
+    mask = np.arange(length) >= length // 2
+    logprobs = np.where(mask, -np.log(VOCABULARY), 0).astype(np.float32)
+    sequences = tuple(
+        TrainSequence(
+            group_id="group",
+            attempt_index=attempt,
+            reward=float(attempt % 2),
+            token_ids=rng.integers(0, VOCABULARY, length).astype(np.int32),
+            policy_mask=mask,
+            behaviour_logprobs=logprobs,
+            temperature=1.0,
+            staleness=0,
+        )
+        for attempt in range(attempts)
+    )
+    return TrainBatch(step, sequences)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,18 @@
+"""Ranges of the numbers of a configuration. Each number has one, with both ends: what lies outside
+is a slip of the hand, and is told before anything starts."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+MOST_STEPS = 10_000_000
+MOST_TOKENS = 1_000_000_000
+
+# A wait or a lifetime: above 0, at most a week.
+Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]
+# Processes, episodes, tries and the like.
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
+# Optimizer steps, or versions of the policy.
+Steps = Annotated[int, Field(ge=1, le=MOST_STEPS)]
+Share = Annotated[float, Field(ge=0, le=1)]

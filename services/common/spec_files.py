@@ -1,0 +1,48 @@
+"""Files that a run spec may name as they lie beside it, wherever a command is given."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+# `*` is any key of a table.
+_KEYS = (
+    ("env_gateway", "verifiers", "digests"),
+    ("env_gateway", "environments", "*", "verifier"),
+)
+
+
+def find_files(spec: dict[str, Any], folder: Path) -> None:
+    """Have the keys that name a file of `folder`, the spec's, name it from the working directory.
+
+    What is not in `folder` stays as it is, and counts from the working directory: so does a file
+    that is named a second time.
+    """
+    for table, key in named_files(spec):
+        there = folder / table[key]
+        if there.is_file():
+            table[key] = str(_from_here(there))
+
+
+def named_files(spec: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Each such key of a spec that is a text, with the table that it is in."""
+    for *path, key in _KEYS:
+        for table in _tables(spec, path):
+            if isinstance(table.get(key), str):
+                yield table, key
+
+
+def _tables(node: Any, path: list[str]) -> Iterator[dict[str, Any]]:
+    if not isinstance(node, dict):
+        return
+    if not path:
+        yield node
+        return
+    chosen = node.values() if path[0] == "*" else [node.get(path[0])]
+    for each in chosen:
+        yield from _tables(each, path[1:])
+
+
+def _from_here(path: Path) -> Path:
+    """Within the working directory without its name: other machines have another one."""
+    whole, here = path.resolve(), Path.cwd().resolve()
+    return whole.relative_to(here) if whole.is_relative_to(here) else whole

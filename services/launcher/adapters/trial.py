@@ -1,0 +1,104 @@
+"""One episode at a gateway that was started for it: opened as long as that may still succeed."""
+
+import asyncio
+import json
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import grpc.aio
+
+from flotilla.env_gateway.v1 import episode_service_pb2 as pb
+from services.common import rpc
+
+# For so long the same trouble may pass: a server that is just being started.
+PATIENCE_S = 6.0
+# Backends whose instances take minutes to begin to answer: only the deadline is the end of it.
+_SLOW = ("fleet", "fleet_openenv")
+
+
+class NotOpenedError(Exception):
+    """The environment cannot be had; the message says why, in the backend's own words."""
+
+
+def is_slow(section: Mapping[str, Any], env_key: str) -> bool:
+    """Whether instances of an environment may answer with errors until they have begun, by the
+    gateway's section of a spec."""
+    own = section.get("environments", {}).get(env_key, {}).get("backend")
+    backend = own or section.get("backend")
+    mcp = section.get("backends", {}).get("mcp") or {}
+    return backend in _SLOW or (backend == "mcp" and mcp.get("instances", False))
+
+
+def opening(task: Mapping[str, Any], who: str) -> pb.OpenEpisodeRequest:
+    """The request for one episode of a task; `who` asks."""
+    return pb.OpenEpisodeRequest(
+        request_id=uuid.uuid4().hex,
+        run_id=who,
+        group_id=f"{who}-{uuid.uuid4().hex[:8]}",
+        opening=1,
+        task_json=json.dumps(task),
+        worker_id=f"flotilla-{who}",
+    )
+
+
+async def opened(
+    stub: Any,
+    request: pb.OpenEpisodeRequest,
+    *,
+    limit_s: float,
+    slow: bool,
+    told: Callable[[pb.OpenEpisodeResponse], None] = lambda _: None,
+) -> pb.OpenEpisodeResponse:
+    """Open an episode within `limit_s`; `told` gets each state. Trouble that does not pass ends it
+    before that, unless an instance that is there may be `slow` to answer. Raises NotOpenedError."""
+    loop, last = asyncio.get_running_loop(), pb.OpenEpisodeResponse()
+    call = stub.OpenEpisode(request, timeout=limit_s)
+    try:
+        async with asyncio.timeout(None) as patience:
+            async for last in call:
+                told(last)
+                begins = slow and last.state == pb.EPISODE_STATE_WARMING
+                if not last.detail or begins:
+                    patience.reschedule(None)
+                elif patience.when() is None:
+                    patience.reschedule(loop.time() + PATIENCE_S)
+    except TimeoutError:
+        raise NotOpenedError(last.detail) from None
+    except grpc.aio.AioRpcError as error:
+        raise NotOpenedError(_why(error, last, limit_s)) from error
+    finally:
+        # Nobody waits for it any more: the gateway closes what it has opened by then.
+        call.cancel()
+    if last.state != pb.EPISODE_STATE_READY:
+        raise NotOpenedError(last.detail or "the gateway opened no episode")
+    return last
+
+
+def _why(error: grpc.aio.AioRpcError, last: pb.OpenEpisodeResponse, limit_s: float) -> str:
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        state = state_name(last)
+        return f"not ready after {limit_s:g} s, but {state}{last.detail and f': {last.detail}'}"
+    known = rpc.service_error(error)
+    return known.message if known else f"{error.code().name}: {error.details()}"
+
+
+def state_name(response: pb.OpenEpisodeResponse) -> str:
+    return pb.EpisodeState.Name(response.state).removeprefix("EPISODE_STATE_").lower()
+
+
+def no_grade_name(grade: pb.GradeResponse) -> str:
+    name = pb.NoGradeReason.Name(grade.no_grade.reason)
+    return name.removeprefix("NO_GRADE_REASON_").lower()
+
+
+def mend(detail: str, where: str) -> str:
+    """What to do about an environment that cannot be had; `where` is the key of its backend."""
+    if "mcp.server.fastmcp" in detail:
+        return (
+            "port the server to mcp 2.x, or give it an interpreter of its own that has mcp 1.x, as"
+            f' in {where}.command = ["/path/to/.venv/bin/python", "server.py"]'
+        )
+    if "cannot be reached" in detail or "takes no connection" in detail:
+        return f"start the server, or correct {where}.url"
+    return f"correct {where}, or the task; `flotilla env try` shows more"

@@ -1,0 +1,148 @@
+"""What a policy did in its attempts, by the counts that they carry, and how to say it. Pure."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields
+
+from services.learner.trajectory import Trajectory
+from services.learner.types import StopReason
+
+# A habit is worth saying from this share of what it is a habit of.
+_OFTEN = 0.25
+_MOSTLY = 0.5
+# Of names, messages and checks that are told apart.
+_NAMED = 3
+_LOOK = "look at its attempts (flotilla show RUN --failed)"
+
+
+@dataclass(slots=True)
+class Conduct:
+    """Sums over attempts; those by name count attempts, but for errors, which count each."""
+
+    attempts: int = 0
+    rewarded: int = 0
+    turns: int = 0
+    malformed_turns: int = 0
+    tool_calls: int = 0
+    # Attempts that had tools and called none.
+    silent: int = 0
+    repeats: int = 0
+    tool_errors: Counter[str] = field(default_factory=Counter[str])
+    parse_errors: Counter[str] = field(default_factory=Counter[str])
+    unknown_tools: Counter[str] = field(default_factory=Counter[str])
+    stops: Counter[StopReason] = field(default_factory=Counter[StopReason])
+    failed_checks: Counter[str] = field(default_factory=Counter[str])
+
+    def __add__(self, other: "Conduct") -> "Conduct":
+        names = [each.name for each in fields(self)]
+        return Conduct(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+    def add(self, attempt: Trajectory) -> None:
+        counts = attempt.counts
+        self.attempts += 1
+        self.rewarded += bool(attempt.reward)
+        self.turns += counts.turns
+        self.malformed_turns += counts.malformed_turns
+        self.tool_calls += counts.tool_calls
+        self.silent += counts.tools > 0 and counts.tool_calls == 0
+        self.repeats += counts.repeats
+        self.tool_errors.update(counts.tool_errors)
+        self.parse_errors.update(counts.parse_messages)
+        self.unknown_tools.update(counts.unknown_tools.keys())
+        self.failed_checks.update(attempt.checks_failed)
+        if attempt.stop_reason is not None:
+            self.stops[attempt.stop_reason] += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Habit:
+    """Something that the policy does, as in `it ...`, and what to try."""
+
+    told: str
+    fix: str
+
+
+def summed(attempts: Iterable[Trajectory]) -> Conduct:
+    conduct = Conduct()
+    for attempt in attempts:
+        conduct.add(attempt)
+    return conduct
+
+
+def habits(conduct: Conduct) -> list[Habit]:
+    """What the policy does instead of what would be rewarded, the most telling first."""
+    found = [*_calls(conduct), *_ends(conduct)]
+    return found or [_plays_on(conduct)]
+
+
+def _calls(conduct: Conduct) -> Iterator[Habit]:
+    """How it calls tools, or why it does not."""
+    whole = conduct.attempts
+    if conduct.unknown_tools and max(conduct.unknown_tools.values()) >= _OFTEN * whole:
+        names = _listed(conduct.unknown_tools, f" of {whole} episodes")
+        yield Habit(
+            f"calls tools that this server does not have: {names}",
+            "Compare the tools that the server lists (flotilla env try) with those that the policy"
+            f" knows or the task's prompt names; {_LOOK}",
+        )
+    if conduct.malformed_turns > _OFTEN * conduct.turns:
+        share = conduct.malformed_turns / conduct.turns
+        yield Habit(
+            f"has parse errors in {share:.0%} of turns: {_listed(conduct.parse_errors)}",
+            f"It may know another format of tool calls than the prompt asks for: {_LOOK}",
+        )
+    elif conduct.silent >= _MOSTLY * whole:
+        yield Habit(
+            f"never calls a tool ({conduct.silent} of {whole} episodes)",
+            f"The chat template may not show it the tools: {_LOOK}",
+        )
+    errors = conduct.tool_errors - Counter(bad_tool=conduct.tool_errors["bad_tool"])
+    if errors.total() >= _MOSTLY * max(1, conduct.tool_calls):
+        yield Habit(
+            f"makes calls that fail ({errors.total()} of {conduct.tool_calls}): {_listed(errors)}",
+            f"See what the tools answer: {_LOOK}, and logs/env_gateway-0.log",
+        )
+    elif conduct.repeats >= _MOSTLY * max(1, conduct.tool_calls):
+        yield Habit(
+            f"repeats the same calls ({conduct.repeats} of {conduct.tool_calls})",
+            f"It loops: {_LOOK}",
+        )
+
+
+_LIMITS = {
+    StopReason.MAX_TURNS: "rollout.max_turns",
+    StopReason.CONTEXT_OVERFLOW: "rollout.max_input_length",
+    StopReason.GENERATION_LENGTH: "rollout.max_generate_length",
+    StopReason.TIMEOUT: "rollout.attempt_timeout_s",
+}
+
+
+def _ends(conduct: Conduct) -> Iterator[Habit]:
+    """By which limits its attempts end."""
+    for stop, count in conduct.stops.most_common():
+        if stop in _LIMITS and count >= _MOSTLY * conduct.attempts:
+            yield Habit(
+                f"stops by {stop.upper()} ({count} of {conduct.attempts} episodes)",
+                f"Raise {_LIMITS[stop]} if its attempts were on the way to a solution: {_LOOK}",
+            )
+
+
+def _plays_on(conduct: Conduct) -> Habit:
+    done, whole = conduct.stops[StopReason.DONE], conduct.attempts
+    told = f"says that it is done in {done} of {whole} episodes, after"
+    told += f" {conduct.tool_calls / max(1, whole):.1f} tool calls each"
+    if conduct.failed_checks:
+        told += f"; checks that fail: {_listed(conduct.failed_checks)}"
+    return Habit(
+        told,
+        "The tasks are too hard, or the verifier passes nothing: solve one by hand and have it"
+        " graded (flotilla env try); give easier tasks, or partial rewards",
+    )
+
+
+def _listed(counted: Counter[str], unit: str = "") -> str:
+    """`search (41 of 96 episodes), browse (12)`."""
+    first, *others = counted.most_common(_NAMED)
+    named = [f"{first[0]} ({first[1]}{unit})", *(f"{name} ({count})" for name, count in others)]
+    more = len(counted) - len(named)
+    return ", ".join(named) + (f" and {more} more" if more else "")

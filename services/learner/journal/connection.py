@@ -1,0 +1,23 @@
+"""How the journal's file is opened, and the errors of it."""
+
+import sqlite3
+from pathlib import Path
+
+
+class JournalError(Exception):
+    """The journal could not be opened or written; nothing after it was acknowledged."""
+
+
+class StaleEpochError(JournalError):
+    """Another learner has begun a newer epoch of the run: this one must end."""
+
+
+def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
+    """A connection whose commits are on the disk when they return."""
+    uri = f"{path.absolute().as_uri()}{'?mode=ro' if read_only else ''}"
+    connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30)
+    if not read_only:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA foreign_keys = ON")
+    return connection

@@ -1,0 +1,276 @@
+"""Admission of episodes in batches: limits, fairness, and nobody who waits for ever."""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from services.env_gateway.limits import Admission, OverLimitError, QueueFullError, Ticket
+
+WAIT_S = 5.0
+
+
+def admission(places: int, *, waiting: int = 10_000, **by_env: int) -> Admission:
+    return Admission(
+        max_episodes=places, max_by_env=by_env, max_waiting=waiting, batch_wait_s=WAIT_S
+    )
+
+
+def ask(at: Admission, run: str, batch: str, size: int, env: str = "e") -> list[Ticket]:
+    """All members of a batch ask."""
+    return [at.request(run, batch, env, size, 0.0)[0] for _ in range(size)]
+
+
+def are_in(tickets: Sequence[Ticket]) -> bool:
+    states = {ticket.admitted for ticket in tickets}
+    assert len(states) == 1, "a batch is admitted together"
+    return states.pop()
+
+
+class AdmissionMachine(RuleBasedStateMachine):
+    """Opens, gives up and releases in any order; the limits hold, and nobody is forgotten."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.admission = admission(6, waiting=10, a=4)
+        # By ticket: its batch, once that is complete.
+        self.tickets: dict[Ticket, str] = {}
+        self.filling: dict[tuple[str, str, str, int], tuple[float, list[Ticket]]] = {}
+        self.complete: dict[str, list[Ticket]] = {}
+
+    @rule(
+        run=st.sampled_from("rs"),
+        batch=st.sampled_from("xyz"),
+        env=st.sampled_from("ab"),
+        opening=st.integers(1, 7),
+    )
+    def request(self, run: str, batch: str, env: str, opening: int) -> None:
+        try:
+            ticket, admitted = self.admission.request(run, batch, env, opening, self.now)
+        except OverLimitError:
+            assert opening > self.admission.limit(env)
+        except QueueFullError:
+            assert self.admission.waiting >= 10
+        else:
+            self.tickets[ticket] = env
+            key = (run, batch, env, opening)
+            _, members = self.filling.setdefault(key, (self.now, []))
+            members.append(ticket)
+            if len(members) == opening:
+                self.finish(key)
+            self.told(admitted)
+
+    def finish(self, key: tuple[str, str, str, int]) -> None:
+        _, members = self.filling.pop(key)
+        self.complete[f"{key}{len(self.complete)}"] = members
+
+    def told(self, admitted: list[Ticket]) -> None:
+        assert all(ticket.admitted for ticket in admitted)
+        for members in self.complete.values():
+            left = [ticket for ticket in members if ticket in self.tickets]
+            assert len({ticket.admitted for ticket in left}) <= 1, "a batch is admitted together"
+
+    @precondition(lambda self: self.tickets)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        ticket = data.draw(st.sampled_from(list(self.tickets)))
+        del self.tickets[ticket]
+        for key, (_, members) in list(self.filling.items()):
+            if ticket in members:
+                members.remove(ticket)
+                if not members:
+                    del self.filling[key]
+        self.told(self.admission.release(ticket))
+        self.told(self.admission.release(ticket))
+
+    @rule(passed=st.floats(0, 6))
+    def time(self, passed: float) -> None:
+        self.now += passed
+        for key, (since, _) in list(self.filling.items()):
+            if self.now >= since + WAIT_S:
+                self.finish(key)
+        self.told(self.admission.expire(self.now))
+
+    @invariant()
+    def limits_hold(self) -> None:
+        admitted = [ticket for ticket in self.tickets if ticket.admitted]
+        assert len(admitted) <= self.admission.held <= 6
+        assert sum(self.tickets[ticket] == "a" for ticket in admitted) <= 4
+        assert self.admission.use_of("a")[0] <= 4
+        assert self.admission.waiting == len(self.tickets) - len(admitted)
+
+    @invariant()
+    def members_that_never_ask_hold_nothing(self) -> None:
+        waiting = [ticket for ticket in self.tickets if not ticket.admitted]
+        members = {ticket for _, members in self.filling.values() for ticket in members}
+        if all(ticket in members for ticket in waiting):
+            admitted = sum(ticket.admitted for ticket in self.tickets)
+            assert self.admission.held == admitted
+
+    @invariant()
+    def work_is_conserved(self) -> None:
+        """Places are idle only while some batch reserves them, and never for its last one."""
+        waiting = [ticket for ticket in self.tickets if not ticket.admitted]
+        idle = self.admission.held - (len(self.tickets) - len(waiting))
+        assert idle == 0 or idle < len(waiting)
+        first: dict[tuple[str, str], Ticket] = {}
+        for members in self.complete.values():
+            for ticket in (one for one in members if one in waiting):
+                first.setdefault((ticket.batch.run_id, ticket.batch.env_key), ticket)
+        free = 6 - self.admission.held
+        free_a = 4 - self.admission.use_of("a")[0]
+        for (_, env_key), ticket in first.items():
+            room = min(free, free_a) if env_key == "a" else free
+            assert room < ticket.batch.missing
+
+    def teardown(self) -> None:
+        self.admission.expire(self.now + 100.0)
+        while self.tickets:
+            admitted = [ticket for ticket in self.tickets if ticket.admitted]
+            assert admitted, "somebody waits while everything is free"
+            for ticket in admitted:
+                del self.tickets[ticket]
+                self.admission.release(ticket)
+            self.admission.expire(self.now + 100.0)
+        assert (self.admission.held, self.admission.waiting) == (0, 0)
+
+
+TestAdmission = AdmissionMachine.TestCase
+TestAdmission.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_a_batch_is_admitted_when_all_have_asked_and_its_places_are_free() -> None:
+    at = admission(4)
+    (first,) = ask(at, "run", "one", 1)
+    batch = ask(at, "run", "two", 4)
+    assert not are_in(batch)
+    assert at.release(first) == batch
+    assert (are_in(batch), at.held) == (True, 4)
+
+
+def test_members_that_never_ask_hold_no_places() -> None:
+    """One member of a batch of 512 used to hold all places for as long as the batch might come."""
+    at = admission(512)
+    alone, _ = at.request("run", "batch", "e", 512, 0.0)
+    assert at.held == 0
+    assert are_in(ask(at, "other", "x", 512))
+    for ticket in ask(at, "third", "y", 1):
+        assert not ticket.admitted
+    assert at.expire(WAIT_S - 0.1) == [] and not alone.admitted
+
+
+def test_a_batch_goes_on_without_members_that_never_ask() -> None:
+    at = admission(8)
+    asked = [at.request("run", "batch", "e", 8, 0.0)[0] for _ in range(3)]
+    assert at.expire(WAIT_S) == asked
+    assert (are_in(asked), at.held) == (True, 3)
+
+
+def test_a_batch_that_waits_for_places_does_not_keep_others_waiting() -> None:
+    at = admission(8)
+    busy = ask(at, "busy", "first", 8)
+    large = ask(at, "busy", "large", 8)
+    small = [ask(at, "other", f"s{i}", 1)[0] for i in range(3)]
+    # `other` has every place until it has its share, or every second one.
+    for released, ticket in enumerate(busy[:4], start=1):
+        at.release(ticket)
+        assert sum(ticket.admitted for ticket in small) >= released // 2
+    assert not are_in(large)
+
+
+def test_a_batch_that_waits_for_its_environment_leaves_the_others_to_all() -> None:
+    at = admission(8, full=2)
+    ask(at, "run", "a", 2, env="full")
+    waiting = ask(at, "run", "b", 2, env="full")
+    assert are_in(ask(at, "run", "c", 4, env="other"))
+    assert not are_in(waiting)
+
+
+@pytest.mark.parametrize("size", [2, 8, 32])
+@pytest.mark.parametrize("of_run", ["small", "large"])
+def test_small_batches_do_not_starve_a_large_one(size: int, of_run: str) -> None:
+    """Of another run it is in before twice its size has come free; of their own, not before those
+    that came first."""
+    rng = random.Random(size)
+    at = admission(32)
+    running = [ask(at, "small", f"s{i}", 1)[0] for i in range(32)]
+    queued = [ask(at, "small", f"q{i}", 1)[0] for i in range(40)]
+    large = ask(at, of_run, "large", size)
+    released = 0
+    while not are_in(large):
+        ticket = running.pop(rng.randrange(len(running)))
+        running += [one for one in at.release(ticket) if one not in large]
+        queued.append(ask(at, "small", f"more{released}", 1)[0])
+        released += 1
+        assert at.held <= 32 and released < 200
+    allowed = 2 * size if of_run == "large" else 40 + 2 * size
+    assert released <= allowed + 1
+
+
+@given(
+    sizes=st.lists(st.integers(1, 8), min_size=4, max_size=30),
+    envs=st.lists(st.sampled_from("ab"), min_size=30, max_size=30),
+    seed=st.integers(0, 2**32),
+)
+@settings(max_examples=25, deadline=None)
+def test_whoever_waits_gets_in_however_others_come_and_go(
+    sizes: list[int], envs: list[str], seed: int
+) -> None:
+    """Three runs ask again for all that ends; each batch is in before all others have been in so
+    often that it must have been passed over for ever."""
+    rng = random.Random(seed)
+    at = admission(10, a=8)
+    waiting: dict[int, list[Ticket]] = {}
+    since: dict[int, int] = {}
+    running: list[Ticket] = []
+    asked = 0
+
+    def ask_next() -> None:
+        nonlocal asked
+        index = asked % len(sizes)
+        tickets = ask(at, f"run{index % 3}", f"b{asked}", sizes[index], envs[index])
+        waiting[asked], since[asked] = tickets, releases
+        asked += 1
+
+    releases = 0
+    for _ in range(len(sizes)):
+        ask_next()
+    while releases < 300:
+        for number in [number for number, tickets in waiting.items() if are_in(tickets)]:
+            running += waiting.pop(number)
+            ask_next()
+        assert running, "everybody waits for each other"
+        assert at.held <= 10 and at.use_of("a")[0] <= 8
+        releases += 1
+        at.release(running.pop(rng.randrange(len(running))))
+        oldest = min(since[number] for number in waiting)
+        assert releases - oldest <= 3 * sum(sizes) + 100
+
+
+def test_runs_get_equal_shares_of_places_whatever_the_size_of_their_batches() -> None:
+    rng = random.Random(0)
+    at = admission(60)
+    sizes = {"one": 1, "four": 4, "eight": 8}
+    waiting: dict[str, list[list[Ticket]]] = {run: [] for run in sizes}
+    running: list[tuple[str, Ticket]] = []
+    had: Counter[str] = Counter()
+    number = 0
+    for step in range(4000):
+        for run, size in sizes.items():
+            while len(waiting[run]) < 20:
+                number += 1
+                waiting[run].append(ask(at, run, f"b{number}", size))
+            for batch in [batch for batch in waiting[run] if are_in(batch)]:
+                waiting[run].remove(batch)
+                running += [(run, ticket) for ticket in batch]
+        if step > 1000:
+            had.update(run for run, _ in running)
+        _, ticket = running.pop(rng.randrange(len(running)))
+        at.release(ticket)
+    shares = [had[run] / had.total() for run in sizes]
+    assert shares == pytest.approx([1 / 3] * 3, abs=0.06)

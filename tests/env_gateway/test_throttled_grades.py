@@ -1,0 +1,104 @@
+"""Grades and warm-ups where Fleet throttles: none is lost, and not too many are under way."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from services.env_gateway.gateway import Gateway
+from services.env_gateway.grading import Grade, Reason
+from services.env_gateway.session import Session
+from tests.env_gateway.backends.fleet_harness import Emulator, fleet_bench
+
+
+def throttled(*on: str, rate: float = 0.0, times: int = 0, after_s: float = 0.1) -> dict[str, Any]:
+    """The first `times` requests are refused, and then each with the probability `rate`."""
+    reply = {"status": 429, "body": {"detail": "Rate limit exceeded"}, "retry_after": after_s}
+    return {"on": on, "replies": [reply] * times, "rate": rate, "reply": reply}
+
+
+async def graded(gateway: Gateway, session: Session, timeout_s: float = 120.0) -> Grade:
+    return await gateway.grade(session, "", None, timeout_s)
+
+
+async def test_refusals_cost_a_grade_no_attempt_and_are_waited_for(emulator: Emulator) -> None:
+    async with fleet_bench(emulator) as bench:
+        session = await bench.open()
+        await bench.solve(session)
+        await emulator.faults(faults=[throttled("execute_verifier", times=6, after_s=0.3)])
+        started = time.monotonic()
+        grade = await graded(bench.gateway, session)
+        assert (grade.reward, grade.attempts) == (1.0, 1)
+        assert time.monotonic() - started >= 6 * 0.3
+
+
+async def test_a_zero_that_was_found_is_only_confirmed_again(emulator: Emulator) -> None:
+    async with fleet_bench(emulator) as bench:
+        session = await bench.open()
+        await emulator.faults(faults=[throttled("get_instance", times=6)])
+        await emulator.ask("DELETE", "/_emulator/counters")
+        grade = await graded(bench.gateway, session)
+        assert (grade.reward, grade.attempts) == (0.0, 1)
+        assert (await emulator.count())["requests"]["execute_verifier"] == 1
+
+
+async def test_a_grade_that_is_refused_until_its_deadline_is_unknown_and_says_why(
+    emulator: Emulator,
+) -> None:
+    async with fleet_bench(emulator) as bench:
+        session = await bench.open()
+        await emulator.faults(faults=[throttled("execute_verifier", "check_verifier", rate=1.0)])
+        grade = await graded(bench.gateway, session, 1.0)
+        assert (grade.reward, grade.reason, grade.attempts) == (None, Reason.TIMEOUT, 0)
+        assert "429" in grade.detail
+
+
+@pytest.mark.slow
+async def test_a_verifier_here_waits_for_databases_that_are_refused(emulator: Emulator) -> None:
+    async with fleet_bench(emulator, verify="local") as bench:
+        session = await bench.open()
+        await bench.solve(session)
+        await emulator.faults(faults=[throttled("query", times=8)])
+        grade = await graded(bench.gateway, session)
+        assert (grade.reward, grade.attempts) == (1.0, 1)
+
+
+async def test_no_more_grades_are_under_way_than_the_limit_says(emulator: Emulator) -> None:
+    limits = {"start_grading": 2, "max_grading": 4}
+    async with fleet_bench(emulator, section={"limits": limits}) as bench:
+        sessions = [await bench.open(attempt) for attempt in range(12)]
+        await emulator.faults(faults=[throttled("execute_verifier", rate=0.6)])
+        grades = await asyncio.gather(*(graded(bench.gateway, one) for one in sessions))
+        assert [grade.reward for grade in grades] == [0.0] * 12
+        counted = await emulator.count()
+        assert counted["injected"]["execute_verifier 429"] > 0
+        assert counted["most_in_flight"]["verifiers"] <= 4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_none_of_200_grades_is_lost_where_most_answers_are_429(emulator: Emulator) -> None:
+    limits = {"max_grading": 16}
+    async with fleet_bench(emulator, section={"limits": limits}) as bench:
+        opening = (bench.open(attempt) for attempt in range(200))
+        sessions = await asyncio.gather(*opening)
+        everything = throttled("execute_verifier", "check_verifier", "get_instance", rate=0.6)
+        await emulator.faults(
+            faults=[{**everything, "reply": {**everything["reply"], "retry_after": 1}}]
+        )
+        grades = await asyncio.gather(*(graded(bench.gateway, one) for one in sessions))
+        assert [grade.reward for grade in grades] == [0.0] * 200
+        assert (await emulator.count())["most_in_flight"]["verifiers"] <= 16
+
+
+async def test_warm_ups_keep_to_the_limit_of_calls(emulator: Emulator) -> None:
+    section = {"limits": {"start_calls": 2, "max_calls": 8}}
+    async with fleet_bench(emulator, section=section) as bench:
+        # The endpoints of this environment are known from now on.
+        await bench.open()
+        slow = {"on": ["initialize"], "delay": 0.1}
+        await emulator.faults(faults=[slow])
+        await emulator.ask("DELETE", "/_emulator/counters")
+        await asyncio.gather(*(bench.open(attempt) for attempt in range(1, 41)))
+        assert (await emulator.count())["most_in_flight"]["mcp"] <= 8

@@ -1,0 +1,100 @@
+"""An environment as a newcomer makes one from docs/env_gateway.md: an MCP server of four tools,
+tasks, a verifier, and a run spec beside them."""
+
+import hashlib
+import json
+import textwrap
+from pathlib import Path
+
+SERVER = '''
+import json, os, sys
+from mcp.server import MCPServer
+from mcp_types import ToolAnnotations
+
+server = MCPServer("library")
+books = {"Emma": "Austen", "Dracula": "Stoker", "Walden": "Thoreau"}
+loans = []
+
+@server.tool(annotations=ToolAnnotations(read_only_hint=True))
+def find_books(author: str) -> str:
+    """The titles of an author."""
+    return json.dumps([title for title, by in books.items() if by == author])
+
+@server.tool(annotations=ToolAnnotations(read_only_hint=True))
+def list_loans() -> str:
+    """What is lent at present."""
+    return json.dumps(loans)
+
+@server.tool()
+def lend(title: str) -> str:
+    """Lend a book."""
+    loans.append(title)
+    return "lent"
+
+@server.tool()
+def give_back(title: str) -> str:
+    """Give a book back."""
+    loans.remove(title)
+    return "given back"
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[1]))
+    else:
+        server.run("stdio")
+'''
+
+VERIFIER = '''
+def lent(env, final_answer=None):
+    """Passes when the wanted book, and nothing else, is lent."""
+    return 1 if env.call_tool("list_loans") == ["Emma"] else 0
+'''
+
+TASKS = [
+    {"key": f"lend-{n}", "env_id": "library", "prompt": "Lend the book by Austen."}
+    for n in range(3)
+]
+
+
+def write(
+    folder: Path, policy: Path, *, backend: str = "", verifier: str = VERIFIER, listed: bool = True
+) -> Path:
+    """The spec, with all that it names beside it. `backend` is TOML of the table of the MCP server,
+    by default one over stdio."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "server.py").write_text(SERVER)
+    (folder / "tasks.json").write_text(
+        json.dumps({"tasks": [{**task, "verifier_func": verifier} for task in TASKS]})
+    )
+    digest = hashlib.sha256(verifier.encode()).hexdigest()
+    (folder / "verifiers.sha256").write_text(f"{digest}  lend\n" if listed else "")
+    server = backend or f'transport = "stdio"\ncommand = ["python", "{folder}/server.py"]'
+    spec = folder / "library.toml"
+    spec.write_text(
+        textwrap.dedent(f"""
+        name = "library"
+        [policy]
+        model = "{policy}"
+        max_model_len = 512
+        [env_gateway]
+        backend = "mcp"
+        [env_gateway.verifiers]
+        digests = "verifiers.sha256"
+        [rollout]
+        max_attempts = 4
+        max_turns = 2
+        max_input_length = 400
+        max_generate_length = 40
+        [rollout.engine]
+        device = "cpu"
+        max_num_seqs = 4
+        [learner]
+        tasks = "{folder}/tasks.json"
+        steps = 1
+        groups_per_step = 1
+        group_size = 2
+        [env_gateway.backends.mcp]
+        """)
+        + f"{server}\n"
+    )
+    return spec

@@ -1,0 +1,132 @@
+"""What `flotilla status` shows: whole ids, the held-out figure as such, and one stable JSON."""
+
+import io
+import json
+from typing import Any
+
+import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
+from rich.console import Console
+
+from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
+from flotilla.launcher.v1 import run_service_pb2 as pb
+from services.launcher.console.status_json import status_json
+from services.launcher.console.status_text import all_runs, print_run, print_table
+
+RUN_ID = "a-spec-with-a-rather-long-name-for-one-terminal-20261122-180359"
+
+
+def a_run(**changes: Any) -> pb.Run:
+    values: dict[str, Any] = {
+        "run_id": RUN_ID,
+        "name": "a-spec",
+        "state": pb.RUN_STATE_RUNNING,
+        "mode": pb.RUN_MODE_TRAIN,
+        "create_time": Timestamp(seconds=1_700_000_000),
+        "step": 3,
+        "total_steps": 8,
+        "backend": "local",
+        "directory": f"/data/{RUN_ID}",
+        "metrics": {"reward/avg_pass_at_1": 0.75, "eval/all/pass_at_1": 0.5},
+        "replicas": [
+            pb.ServiceReplica(
+                service="learner",
+                state="running",
+                phase="sampling",
+                address="127.0.0.1:40001",
+                pid=77,
+                metrics_address="127.0.0.1:40002",
+            )
+        ],
+        "alarms": [
+            alarm_pb.Alarm(
+                rule="no_reward",
+                scope="shop",
+                severity=alarm_pb.ALARM_SEVERITY_WARNING,
+                step=3,
+                cause="it [never] calls a tool",
+                fix="look at its attempts",
+            )
+        ],
+        **changes,
+    }
+    return pb.Run(**values)
+
+
+def printed(run: pb.Run | None, width: int) -> str:
+    console = Console(record=True, width=width, file=io.StringIO(), force_terminal=False)
+    if run is None:
+        print_table(all_runs([a_run(), a_run(run_id="other", metrics={})]), console)
+    else:
+        print_run(run, lambda path: path, console, alone=False)
+    return console.export_text()
+
+
+@pytest.mark.parametrize("width", [20, 80, 300])
+def test_ids_and_addresses_are_whole_however_narrow_the_terminal_is(width: int) -> None:
+    listed, one = printed(None, width), printed(a_run(), width)
+    assert RUN_ID in listed and "…" not in listed
+    assert "127.0.0.1:40001" in one and "http://127.0.0.1:40002/metrics" in one
+    assert "alarm: no_reward of shop, since step 3: it [never] calls a tool. look at" in one
+
+
+def test_the_held_out_figure_is_not_that_of_training() -> None:
+    head, first, second = printed(None, 200).splitlines()
+    assert head.split()[-4:] == ["TRAINING", "PASS@1", "HELD-OUT", "PASS@1"]
+    assert first.split()[-3:] == ["3/8", "75.0%", "50.0%"]
+    assert second.split()[-2:] == ["-", "-"]
+
+
+def test_json_has_the_documented_fields() -> None:
+    answer = json.loads(status_json([a_run()], attended=True))
+    assert (answer["version"], answer["attended"]) == (1, True)
+    (run,) = answer["runs"]
+    (alarm,), (service,) = run.pop("alarms"), run.pop("services")
+    assert run.pop("directory") == f"/data/{RUN_ID}"
+    assert run == {
+        "run_id": RUN_ID,
+        "name": "a-spec",
+        "state": "running",
+        "mode": "train",
+        "backend": "local",
+        "created": "2023-11-14T22:13:20Z",
+        "ended": None,
+        "step": 3,
+        "total_steps": 8,
+        "held_out_pass_at_1": 0.5,
+        "training_pass_at_1": 0.75,
+        "outcome": None,
+        "error": "",
+        "unreachable": "",
+        "cleanup": None,
+        "cleanup_detail": "",
+        "cost": {"accrued": 0.0, "per_hour": 0.0},
+        "metrics": {"reward/avg_pass_at_1": 0.75, "eval/all/pass_at_1": 0.5},
+    }
+    assert alarm == {
+        "rule": "no_reward",
+        "scope": "shop",
+        "severity": "warning",
+        "step": 3,
+        "cause": "it [never] calls a tool",
+        "fix": "look at its attempts",
+    }
+    assert service == {
+        "service": "learner",
+        "replica": 0,
+        "state": "running",
+        "phase": "sampling",
+        "address": "127.0.0.1:40001",
+        "metrics_address": "127.0.0.1:40002",
+        "restarts": 0,
+        "pid": 77,
+    }
+
+
+def test_a_figure_that_is_not_finite_is_null_in_json() -> None:
+    text = status_json([a_run(metrics={"policy/loss": float("nan")})], attended=False)
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    assert json.loads(text, parse_constant=refuse)["runs"][0]["metrics"] == {"policy/loss": None}

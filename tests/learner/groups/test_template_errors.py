@@ -1,0 +1,146 @@
+"""What cannot be rendered: its group goes whole, is told of, and in three tasks ends the run."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from flotilla.learner.v1 import group_service_pb2 as pb
+from flotilla.learner.v1 import trajectory_pb2
+from services.common.errors import ConfigError
+from services.learner.journal.audit import audit
+from services.learner.journal.store import FILE_NAME, reading
+from services.learner.sampling.unrendered import Unrendered
+from tests.learner.groups.test_drops import following_worker
+from tests.learner.support import FakeWorker, failed, graded, learner, make_config, write_tasks
+from tests.learner.test_runs import eval_sets, following, lease_for, query
+
+UNRENDERED = trajectory_pb2.FAILURE_KIND_TEMPLATE_ERROR
+SAID = "the chat template cannot render user, assistant, tool: roles must alternate"
+# Nothing here renews its leases, so that they last.
+GROUPS = {"lease_ttl_s": 300, "group_size": 4, "groups_per_step": 4, "max_staleness": 0}
+
+
+async def spoil(worker: FakeWorker, lease: pb.Lease, *, after: int = 2) -> None:
+    """The first attempts are graded, then one cannot be rendered."""
+    for attempt in lease.attempts[:after]:
+        await worker.submit(graded(lease, attempt, worker.policy))
+    submission = failed(lease, lease.attempts[after], UNRENDERED)
+    submission.header.detail = SAID
+    receipt = await worker.submit(submission)
+    assert receipt.group_complete, "the others of its group need not go on"
+
+
+def check_balance(tmp_path: Path, **fates: int) -> None:
+    with reading(tmp_path / "run" / FILE_NAME) as db:
+        found = audit(db)
+    assert found.holds
+    assert found.fates == {name.replace("__", "/"): count for name, count in fates.items()}
+
+
+async def test_no_attempt_of_a_group_with_a_template_error_is_used(tmp_path: Path) -> None:
+    async with following(tmp_path, steps=9, **GROUPS) as worker:
+        lease = await lease_for(worker, pb.PURPOSE_TRAIN)
+        await spoil(worker, lease)
+        late = graded(lease, lease.attempts[3], worker.policy)
+        with pytest.raises(grpc.aio.AioRpcError, match="does not cover group"):
+            await worker.submit(late)
+        again = await lease_for(worker, pb.PURPOSE_TRAIN)
+        assert again.group_id.endswith("r0"), "the task is not tried again at once"
+    rows = query(tmp_path, "SELECT state, reason FROM groups WHERE state = 'dropped'")
+    assert rows == [("dropped", "template_error")]
+    check_balance(tmp_path, failed=1, dropped__template_error=2)
+
+
+async def test_a_try_that_cannot_be_rendered_drops_its_group_after_a_kill_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The learner is gone between the try's row in the journal and the end of its group."""
+    taken = "services.learner.groups.endings.Endings.take"
+    with monkeypatch.context() as patch:
+        patch.setattr(taken, lambda *_: None)
+        async with following(tmp_path, steps=9, **GROUPS) as worker:
+            lease = await lease_for(worker, pb.PURPOSE_TRAIN)
+            for attempt in lease.attempts[:3]:
+                await worker.submit(graded(lease, attempt, worker.policy))
+            await worker.submit(failed(lease, lease.attempts[3], UNRENDERED))
+    assert query(tmp_path, "SELECT DISTINCT state FROM groups") == [("open",)]
+    async with following(tmp_path, steps=9, **GROUPS) as worker:
+        other = await lease_for(worker, pb.PURPOSE_TRAIN)
+        assert other.group_id != lease.group_id
+    check_balance(tmp_path, failed=1, dropped__template_error=3)
+
+
+async def test_an_evaluation_reports_a_task_that_cannot_be_rendered_as_missing(
+    tmp_path: Path,
+) -> None:
+    config = make_config(tmp_path, eval=eval_sets(tmp_path), mode="eval", lease_ttl_s=300)
+    async with learner(tmp_path, config) as running:
+        worker, attached = await following_worker(running.address)
+        spoiled = await lease_for(worker, pb.PURPOSE_EVAL)
+        await spoil(worker, spoiled, after=0)
+        playing = asyncio.create_task(worker.persist(worker.work))
+        await asyncio.wait_for(running.task, 30)
+        playing.cancel()
+        await asyncio.gather(attached, playing, return_exceptions=True)
+        await worker.channel.close()
+    report = json.loads((tmp_path / "run" / "summary.json").read_text())["eval"]["eval_only"]
+    assert (report["tasks"], report["missing"]) == (3, 1)
+
+
+async def ends(tmp_path: Path, tasks: int, spoiled: list[bool], *, wait_s: float) -> str:
+    """How the learner ends when groups of different tasks, as long as there are some, are spoiled
+    or played well."""
+    path = write_tasks(tmp_path / "these.json", tasks, envs=1)
+    changes: dict[str, Any] = {**GROUPS, "groups_per_step": 20, "tasks": str(path)}
+    try:
+        async with learner(tmp_path, make_config(tmp_path, steps=9, **changes)) as running:
+            worker, attached = await following_worker(running.address)
+            for bad in spoiled:
+                lease = await lease_for(worker, pb.PURPOSE_TRAIN)
+                await (spoil(worker, lease) if bad else worker.play(lease))
+            await asyncio.wait([running.task], timeout=wait_s)
+            attached.cancel()
+            await worker.channel.close()
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+async def test_three_groups_of_different_tasks_end_the_run_with_that_reason(
+    tmp_path: Path,
+) -> None:
+    said = await ends(tmp_path, 12, [True, False, True, False, True], wait_s=10)
+    assert said.startswith("rollout: what the policy should read cannot be rendered")
+    assert SAID in said
+    assert 'rollout.prompt.profile = "full"' in said
+    check_balance(tmp_path, failed=3, dropped__template_error=6, queued=8)
+
+
+async def test_two_groups_do_not_end_the_run_but_raise_an_alarm(tmp_path: Path) -> None:
+    assert await ends(tmp_path, 12, [True, False, True], wait_s=2.5) == ""
+    lines = (tmp_path / "run" / "alarms.jsonl").read_text().splitlines()
+    (alarm,) = [found for found in map(json.loads, lines) if found["alarm"] == "template_error"]
+    assert SAID in alarm["cause"]
+    assert alarm["scope"] == "env0"
+
+
+def test_one_hostile_task_does_not_end_the_run() -> None:
+    unrendered = Unrendered(tasks=12)
+    assert not any(unrendered.dropped("hostile", SAID) for _ in range(50))
+    assert not unrendered.dropped("second", SAID)
+    assert "3 different tasks" in unrendered.dropped("third", SAID)
+
+
+def test_a_run_of_one_task_ends_when_nothing_else_happens() -> None:
+    unrendered = Unrendered(tasks=1)
+    for _ in range(9):
+        assert not unrendered.dropped("only", SAID)
+        assert not unrendered.dropped("only", SAID)
+        unrendered.completed()
+    assert not unrendered.dropped("only", SAID)
+    assert not unrendered.dropped("only", SAID)
+    assert "1 different task" in unrendered.dropped("only", SAID)

@@ -1,0 +1,60 @@
+"""Chat templates that refuse what ours renders, on the tokenizer of the other tests."""
+
+from transformers import AddedToken
+
+from services.rollout.adapters.tokenizer import TransformersTokenizer
+from tools.tiny_policy.tokenizer import train_tokenizer
+
+# As Gemma 3's: the roles alternate, and there is none for tools.
+GEMMA = """\
+{{- '<bos>' }}
+{%- if messages[0]['role'] == 'system' %}
+{%- set prefix = messages[0]['content'] + '\\n\\n' %}{%- set said = messages[1:] %}
+{%- else %}
+{%- set prefix = '' %}{%- set said = messages %}
+{%- endif %}
+{%- for message in said %}
+{%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+{{- raise_exception("Conversation roles must alternate user/assistant/user/assistant/...") }}
+{%- endif %}
+{%- set role = 'model' if message['role'] == 'assistant' else message['role'] %}
+{{- '<start_of_turn>' + role + '\\n' + (prefix if loop.first else '') }}
+{{- message['content'] | trim + '<end_of_turn>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<start_of_turn>model\\n' }}{%- endif %}"""
+
+# ChatML, but for `tool` messages: put the check in place of CHECK.
+_CHATML = """\
+{%- for message in messages %}
+CHECK
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+
+
+def chatml(check: str) -> str:
+    return _CHATML.replace("CHECK", check)
+
+
+# As Mistral's, which wants the id of a call.
+MISTRAL = chatml(
+    "{%- if message.role == 'tool' and (message.tool_call_id | default('') | length) != 9 %}"
+    '{{- raise_exception("Tool call IDs should be alphanumeric strings with length 9!") }}'
+    "{%- endif %}"
+)
+# One that nobody has seen fail before a fourth result follows the other three.
+AT_MOST_THREE = chatml(
+    "{%- if messages | selectattr('role', 'equalto', 'tool') | list | length > 3 %}"
+    '{{- raise_exception("at most three tool results in a row") }}'
+    "{%- endif %}"
+)
+
+
+def tokenizer_with(template: str) -> TransformersTokenizer:
+    corpus = ["system user assistant model Tools look at name arguments Find it error found done"]
+    made = train_tokenizer(corpus * 3, 300)
+    marks = ["<bos>", "<start_of_turn>", "<end_of_turn>"]
+    added: list[str | AddedToken] = [AddedToken(mark, special=True) for mark in marks]
+    made.add_tokens(added, special_tokens=True)
+    made.chat_template = template
+    return TransformersTokenizer(made)

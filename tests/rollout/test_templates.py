@@ -1,0 +1,109 @@
+"""Templates that cannot show the policy what its tools answer: named at the start, or the group
+is given up whole."""
+
+import re
+
+import pytest
+
+from services.rollout.adapters.fake import FakeEngine
+from services.rollout.episode import AttemptRunner
+from services.rollout.ports import TemplateError
+from services.rollout.prompt import Profile, PromptBuilder
+from services.rollout.types import FailureKind, StopReason, Tool, Trajectory
+from tests.rollout.support import POLICY, TOOL, FakeEnvironment, attempt, limits, turns
+from tests.rollout.templates import AT_MOST_THREE, GEMMA, MISTRAL, chatml, tokenizer_with
+
+CALL = '<tool_call>{"name": "look", "arguments": {"at": "it"}}</tool_call>'
+
+
+async def play(
+    template: str, *texts: str, profile: Profile = "minimal", tool: Tool = TOOL
+) -> tuple[Trajectory, FakeEnvironment]:
+    tokenizer = tokenizer_with(template)
+    prompts = PromptBuilder(tokenizer, profile)
+    write = (
+        turns(*texts) if "im_start" in template else lambda shown: texts[shown.count("model") - 1]
+    )
+    engine = FakeEngine(tokenizer, prompts.turn_end_id, write, policy=POLICY)
+    environment = FakeEnvironment(tools=(tool,))
+    runner = AttemptRunner(engine, environment, tokenizer, prompts, limits())
+    return await runner.run(attempt()), environment
+
+
+@pytest.mark.parametrize(
+    ("template", "fault"),
+    [(GEMMA, "Conversation roles must alternate"), (MISTRAL, "Tool call IDs should be")],
+)
+def test_a_template_that_refuses_tool_results_is_refused_before_anything_is_played(
+    template: str, fault: str
+) -> None:
+    with pytest.raises(TemplateError) as refused:
+        PromptBuilder(tokenizer_with(template), "minimal")
+    said = str(refused.value)
+    assert fault in said
+    assert "user, assistant, tool" in said, "it says what could not be rendered"
+    assert 'rollout.prompt.profile = "full"' in said, "and what to do"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_results_of_up_to_three_calls_are_rendered_at_the_start(count: int) -> None:
+    check = (
+        "{%- if messages | selectattr('role', 'equalto', 'tool') | list | length == "
+        f"{count}" + " %}{{- raise_exception('not ' ~ messages[-1].role) }}{%- endif %}"
+    )
+    with pytest.raises(TemplateError, match=", ".join(["tool"] * count) + ".*not tool"):
+        PromptBuilder(tokenizer_with(chatml(check)), "minimal")
+
+
+def test_no_other_profile_is_recommended_where_none_works() -> None:
+    check = "{%- if messages | length > 2 %}{{- raise_exception('one turn') }}{%- endif %}"
+    with pytest.raises(TemplateError) as refused:
+        PromptBuilder(tokenizer_with(chatml(check)), "minimal")
+    assert "profile" not in str(refused.value)
+    with pytest.raises(TemplateError, match=r"user, assistant, user.*one turn"):
+        PromptBuilder(tokenizer_with(chatml(check)), "full")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["{{- message.content.nothing.at_all }}", "{{- 1 // 0 }}", "{%- for x in 3 %}{%- endfor %}"],
+)
+def test_whatever_a_template_raises_is_the_templates_fault(fault: str) -> None:
+    check = "{%- if message.role == 'tool' %}" + fault + "{%- endif %}"
+    with pytest.raises(TemplateError, match="user, assistant, tool"):
+        PromptBuilder(tokenizer_with(chatml(check)), "minimal")
+
+
+async def test_the_profile_that_is_recommended_plays_to_the_end() -> None:
+    trajectory, environment = await play(GEMMA, CALL + CALL, "<done>", profile="full")
+    assert trajectory.stop_reason is StopReason.DONE
+    assert len(environment.episodes[0].calls) == 2
+
+
+async def test_a_result_that_cannot_be_rendered_later_is_no_failure_like_others() -> None:
+    good, _ = await play(AT_MOST_THREE, CALL * 3, "<done>")
+    assert good.graded
+    bad, environment = await play(AT_MOST_THREE, CALL * 4, "<done>")
+    assert bad.failure is FailureKind.TEMPLATE_ERROR
+    assert "at most three tool results in a row" in bad.detail
+    assert len(bad.token_ids) == 0
+    assert environment.episodes[0].closed
+    assert not environment.episodes[0].grades
+
+
+async def test_a_tool_that_the_template_cannot_render_is_a_template_error_too() -> None:
+    check = (
+        "{%- for tool in tools or [] %}{{- tool.function.parameters.title.upper() }}{%- endfor %}"
+    )
+    bad, _ = await play(chatml(check), "<done>")
+    assert bad.failure is FailureKind.TEMPLATE_ERROR
+    assert re.search("cannot render user: .*title", bad.detail)
+
+
+async def test_text_that_the_tokenizer_refuses_is_a_template_error_too() -> None:
+    """JSON lets a schema name half a character, which is no text."""
+    hostile = Tool("look", "half of \ud83d", {"type": "object", "properties": {}})
+    shows = chatml("{%- for tool in tools or [] %}{{- tool.function.description }}{%- endfor %}")
+    bad, _ = await play(shows, "<done>", tool=hostile)
+    assert bad.failure is FailureKind.TEMPLATE_ERROR
+    assert "cannot be tokenised" in bad.detail
