@@ -3,8 +3,11 @@ tasks, a verifier, and a run spec beside them."""
 
 import hashlib
 import json
+import sys
 import textwrap
 from pathlib import Path
+
+import pytest
 
 SERVER = '''
 import json, os, sys
@@ -98,3 +101,8 @@ def write(
         + f"{server}\n"
     )
     return spec
+
+
+def hide_bubblewrap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make this machine one without bubblewrap, for child processes too."""
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))

@@ -51,8 +51,7 @@ def broken(kind: str, policy: Path, folder: Path) -> tuple[Path, str]:
 def test_an_environment_that_cannot_work_is_named_by_train_in_15_s_before_anything_starts(
     kind: str, policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As on a machine without bubblewrap.
-    monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent)]))
+    own_environment.hide_bubblewrap(monkeypatch)
     path, words = broken(kind, policy, tmp_path / "own")
     runs, began = tmp_path / "runs", time.monotonic()
     done = subprocess.run(

@@ -42,8 +42,9 @@ async def test_an_own_server_of_four_tools_is_played_and_graded_and_then_not_aga
 
 
 async def test_all_that_is_broken_is_named_at_once_in_its_own_words(
-    policy: Path, tmp_path: Path
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    own_environment.hide_bubblewrap(monkeypatch)
     path = own_environment.write(tmp_path, policy, listed=False)
     tasks = json.loads((tmp_path / "tasks.json").read_text())["tasks"]
     tasks += [
