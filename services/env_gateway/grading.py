@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import cast
 
+from services.common.text import one_line
 from services.env_gateway.ports import Execution
 
 _STDOUT_BYTES = 64 * 2**10
 _CHECKS_KEPT = 200
 # 200 passed and 200 failed checks fit into one message, whatever their characters.
 _CHECK_CHARS = 500
+# Of a line of a verifier that is shown.
+_LINE_CHARS = 120
 _OPENED = re.compile(r">>> (?P<kind>ERROR|SUCCESS)_ACCUMULATOR >>>\n")
 # Of a longer output only this much, its end, is searched for checks.
 _SEARCHED_CHARS = 2**19
@@ -126,7 +129,9 @@ def find_verifier(source: str) -> VerifierFunction:
             for node in ast.parse(source).body
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         ]
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    except SyntaxError as error:
+        raise VerifierError(f"the verifier does not compile: {_placed(error, source)}") from None
+    except (ValueError, RecursionError, MemoryError) as error:
         raise VerifierError(f"the verifier does not compile: {error}") from None
     if not functions:
         raise VerifierError("the verifier defines no function")
@@ -140,6 +145,15 @@ def find_verifier(source: str) -> VerifierFunction:
         takes_final_answer=takes_all or "final_answer" in names,
         takes_conversation=takes_all or "conversation" in names,
     )
+
+
+def _placed(error: SyntaxError, source: str) -> str:
+    """What is wrong, where, and the line itself."""
+    lines = source.splitlines()
+    if not error.lineno or error.lineno > len(lines):
+        return error.msg
+    line = one_line(lines[error.lineno - 1], _LINE_CHARS)
+    return f"{error.msg}, in line {error.lineno}: {line}"
 
 
 def _rank(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:

@@ -150,7 +150,8 @@ class VerifierRunner:
         except _NoVerifierError:
             return no_grade(Reason.NO_VERIFIER, "the task has no verifier")
         except VerifierError as error:
-            return no_grade(Reason.EXECUTION_FAILED, str(error))
+            detail = f"of task {work.submission.task.key!r}, {error}"
+            return no_grade(Reason.EXECUTION_FAILED, detail)
         return await self._with_partial(judge(execution, attempts=attempts), work, instance)
 
     async def _run(self, work: "_Work", instance: Instance) -> Execution:

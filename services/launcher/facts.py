@@ -143,21 +143,27 @@ def _failed(
         text = f"{cause}; restart {len(failures)} of {policy.max_restarts} in {delay:g} s"
         return run.put([replica]), [Note(text)]
     verdict = f"{cause}; gave up after {len(failures)} failures"
-    if how.tail and how.began:
-        verdict = f"{verdict}. Its last lines:\n{how.tail}"
+    tail = f". Its last lines:\n{how.tail}" if how.tail and how.began else ""
     outcome = Outcome.REFUSED if how.code == EXIT_BAD_CONFIG else Outcome.FAILED
-    return _given_up(run, replica, outcome, now, policy, verdict)
+    return _given_up(run, replica, outcome, now, policy, verdict, tail)
 
 
 def _given_up(
-    run: Run, replica: Replica, outcome: Outcome, now: float, policy: Policy, verdict: str
+    run: Run,
+    replica: Replica,
+    outcome: Outcome,
+    now: float,
+    policy: Policy,
+    verdict: str,
+    tail: str = "",
 ) -> tuple[Run, list[Note]]:
-    """The run goes on without this replica, if another one of its service is to stay."""
+    """The run goes on without this replica, if another one of its service is to stay. What it said
+    last, its `tail`, is told once: now, or as the run's error with its end."""
     run = run.put([replace(replica, state=ReplicaState.FAILED)])
     gone = (ReplicaState.FAILED, ReplicaState.DRAINING, ReplicaState.STOPPED)
-    if all(other.state in gone for other in run.of(replica.service)):
-        run = end(run, outcome, now, policy, verdict)
-    return run, [Note(verdict)]
+    if not all(other.state in gone for other in run.of(replica.service)):
+        return run, [Note(verdict + tail)]
+    return end(run, outcome, now, policy, verdict + tail), [Note(verdict)]
 
 
 def _set_up_elsewhere(

@@ -142,7 +142,9 @@ class Supervisor:
             asking.result()
         except RefusedError as error:
             run = facts.end(self.run, runs.Outcome.REFUSED, clock.now(), self._policy, str(error))
-            self.commit(run, [Note(str(error))], cause="refused before the start")
+            # Whoever follows the run is told of it with its end, which comes at once.
+            _log.warning("refused", run_id=self.run.run_id, why=str(error))
+            self.commit(run, cause="refused before the start")
         else:
             self.commit(facts.passed(self.run), cause="preflight passed")
 

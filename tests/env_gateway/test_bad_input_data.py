@@ -200,6 +200,7 @@ def test_a_verifier_that_is_none_is_no_grade(wire: Wire, source: str, message: s
     wire.close(episode_id)
     assert graded.WhichOneof("grade") == "no_grade"
     assert graded.no_grade.reason == pb.NO_GRADE_REASON_EXECUTION_FAILED
+    assert f"of task {json.loads(task_json())['key']!r}, " in graded.no_grade.detail
     assert message in graded.no_grade.detail
 
 

@@ -236,7 +236,11 @@ def test_the_verifier_is_found_by_its_shape(
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("def verify(:", "does not compile"),
+        (
+            "import json\n\ndef verify(env:\n    return 1",
+            r"compile: '\(' .* closed, in line 3: def ver",
+        ),
+        ("def verify(:", r"compile: invalid syntax, in line 1: def verify\(:$"),
         ("x = 1", "defines no function"),
         ("async def verify(env):\n    ...", "async"),
         ("def verify(env):\n    return '\0'", "does not compile"),

@@ -97,12 +97,14 @@ def test_failures_long_ago_do_not_count() -> None:
 def test_a_learner_that_keeps_crashing_fails_the_run_with_its_last_lines() -> None:
     run = running()
     for now in (0.0, 10.0, 20.0):
-        run, _ = facts.exited(run, (LEARNER, 0), Exit(-9, "boom\nout of memory"), now, POLICY)
+        how = Exit(-9, "boom\nout of memory")
+        run, notes = facts.exited(run, (LEARNER, 0), how, now, POLICY)
         run, _ = decide(run, now + 5.0, POLICY)
     assert run.state is RunState.DRAINING
     assert run.goal is RunState.FAILED
     assert "learner-0 was killed by signal 9; gave up after 3 failures" in run.error
     assert run.error.endswith("boom\nout of memory")
+    assert "out of memory" not in notes[0].text, "its error is told with its end"
 
 
 def test_one_lost_rollout_of_two_does_not_fail_the_run() -> None:

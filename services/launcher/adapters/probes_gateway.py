@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -39,6 +40,8 @@ _CLOSED_S = 10.0
 _AT_ONCE = 8
 # What the gateway imports besides what the launcher does.
 _PACKAGES = ("aiohttp", "PIL")
+_NO_MODULE = re.compile(r"No module named '(\w+)")
+_BRINGS = "pip install 'flotilla[env-gateway]', or `make setup`"
 # Episodes that have no tools: what the policy answers to the prompt is graded.
 _SINGLE_TURN = "single_turn"
 # Reasons that no other attempt would change. Others may be a matter of what was done.
@@ -82,7 +85,14 @@ async def _played(subject: Subject, due: Sequence[Canary]) -> dict[str, Finding]
             ) as (address, token):
                 return await _all(address, token, subject.section(GATEWAY), due)
         except GatewayError as error:
-            return {"": fail(_short(str(error)), "correct [env_gateway], or install what it lacks")}
+            return {"": _unstarted(_short(str(error)))}
+
+
+def _unstarted(said: str) -> Finding:
+    """Of a gateway that ended before it served."""
+    if lacking := _NO_MODULE.search(said):
+        return fail(said, f"install {lacking[1]}: {_BRINGS}")
+    return fail(said, "correct [env_gateway]")
 
 
 def _interpreter(subject: Subject) -> str:

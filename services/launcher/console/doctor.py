@@ -15,9 +15,10 @@ from services.common.config import canonical_json, did_you_mean, load_spec
 from services.common.errors import ConfigError
 from services.common.tls import read_tls
 from services.launcher.console.commands import fail
-from services.launcher.doctor.examine import examine, unknown
+from services.launcher.doctor.examine import SPEC, examine, unknown
 from services.launcher.doctor.registry import PROBES
-from services.launcher.doctor.results import Result, Status
+from services.launcher.doctor.results import Result, Status, combine
+from services.launcher.doctor.results import fail as failing
 from services.launcher.doctor.subject import subject_of
 from services.launcher.plan import BadSpecError, read_spec
 
@@ -49,7 +50,7 @@ def doctor(
         subject = subject_of(plan, runs, os.environ)
         subject = replace(subject, nodes=tuple(nodes), tls=read_tls(tls_dir))
     except (ConfigError, BadSpecError) as error:
-        results = [Result("spec", Status.FAIL, f"{error}; correct the spec")]
+        results = [combine(SPEC, [failing(str(error), "correct the spec")])]
     else:
         results = asyncio.run(examine(subject, skip))
     if as_json:

@@ -49,7 +49,7 @@ async def run(
 
 async def _one(probe: Probe, subject: Subject, left_out: Collection[str]) -> Result:
     if probe.name in left_out:
-        return Result(probe.name, Status.SKIPPED, _SKIPPED)
+        return combine(probe.name, [Finding(Status.SKIPPED, _SKIPPED)])
     try:
         async with asyncio.timeout(probe.limit_s):
             findings = await probe.run(subject)
@@ -78,7 +78,8 @@ def _late(limit_s: float) -> Finding:
 def _told(result: Result, subject: Subject) -> Result:
     config = subject.plan.config
     named = (config.notify.slack.token_env, config.notify.webhook_env or "", *config.sky.secrets)
-    return replace(result, detail=hide(result.detail, subject.environ, named))
+    hidden = (replace(f, detail=hide(f.detail, subject.environ, named)) for f in result.findings)
+    return replace(result, findings=tuple(hidden))
 
 
 def unknown(names: Collection[str]) -> list[str]:

@@ -23,8 +23,8 @@ async def doctor_gate(intent: Intent) -> Sequence[str]:
     everything = intent.config.backend != "local"
     probes = [probe for probe in PROBES if everything or probe.local]
     results = await examine(subject, probes=probes)
-    warned = [f"{r.probe}: {r.detail}" for r in results if r.status is Status.WARN]
-    failed = [f"{r.probe}: {r.detail}" for r in results if r.status is Status.FAIL]
+    warned = [told for result in results for told in result.told(Status.WARN)]
+    failed = [told for result in results for told in result.told(Status.FAIL)]
     if failed:
         lines = "\n".join(failed)
         raise RefusedError(

@@ -54,21 +54,36 @@ class UnprobedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of one probe."""
+    """All that one probe found, the worst first."""
 
     probe: str
-    status: Status
-    detail: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def status(self) -> Status:
+        """That of the worst finding."""
+        return self.findings[0].status if self.findings else Status.OK
+
+    @property
+    def detail(self) -> str:
+        """A paragraph for each finding; what is not as bad as the worst begins with its status."""
+        return "\n".join(
+            found.detail if found.status is self.status else f"{found.status}: {found.detail}"
+            for found in self.findings
+        )
+
+    def told(self, status: Status) -> list[str]:
+        """The findings of this status alone."""
+        return [f"{self.probe}: {f.detail}" for f in self.findings if f.status is status]
 
     def body(self) -> dict[str, str]:
         return {"probe": self.probe, "status": self.status.value, "detail": self.detail}
 
 
 def combine(probe: str, findings: Sequence[Finding]) -> Result:
-    """All findings of a probe, as bad as the worst of them, which comes first."""
+    """All findings of a probe as one result."""
     ordered = sorted(findings, key=lambda f: _SEVERITY.index(f.status), reverse=True)
-    status = ordered[0].status if ordered else Status.OK
-    return Result(probe, status, "\n".join(finding.detail for finding in ordered))
+    return Result(probe, tuple(ordered))
 
 
 def first_line(text: str, limit: int = 300) -> str:

@@ -13,7 +13,14 @@ from services.learner.alarms import events
 from services.learner.alarms.config import AlarmsConfig
 from services.learner.alarms.rules import LearningRules
 from services.learner.alarms.task_rules import TaskRules
-from services.learner.alarms.types import Alarm, Severity, StepFacts, Streak, Verdict
+from services.learner.alarms.types import (
+    Alarm,
+    Severity,
+    StepFacts,
+    Streak,
+    TemplateError,
+    Verdict,
+)
 from services.learner.alarms.windows import Memory
 from services.learner.incidents import Incident
 from services.learner.ports import AlarmSink
@@ -87,7 +94,9 @@ class Alarms:
         self._moved()
 
     def look(
-        self, streaks: Mapping[str, Streak], template_errors: Mapping[str, str] | None = None
+        self,
+        streaks: Mapping[str, Streak],
+        template_errors: Mapping[str, TemplateError] | None = None,
     ) -> None:
         """Call it about once a second: what goes wrong while no step ends."""
         self.judge(events.failing(self._config, streaks))

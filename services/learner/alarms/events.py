@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 
 from services.learner.alarms.config import AlarmsConfig
-from services.learner.alarms.types import ALL, Severity, Streak, Verdict
+from services.learner.alarms.types import ALL, Severity, Streak, TemplateError, Verdict
 from services.learner.incidents import Incident
 
 NO_PROGRESS = "no_progress"
+# Groups of an environment after which nobody need look for a template error any more.
+CALM_GROUPS = 16
 _CHARACTERS = 1000
 # Why tries fail, and where to look.
 _LOOK_AT = {
@@ -53,21 +55,22 @@ def _failing(config: AlarmsConfig, env: str, streak: Streak) -> Verdict:
     )
 
 
-def template_errors(newest: Mapping[str, str]) -> list[Verdict]:
-    """Groups that were dropped whole. Never cleared: that nothing is learnt from a task that
-    cannot be rendered stays so."""
-    return [
-        Verdict(
-            "template_error",
-            env,
-            True,
-            "a group was dropped whole because what its policy was to read cannot be rendered,"
-            f" {said}"[:_CHARACTERS],
-            _LOOK_AT["template_error"],
-            severity=Severity.ERROR,
-        )
-        for env, said in newest.items()
-    ]
+def template_errors(newest: Mapping[str, TemplateError]) -> list[Verdict]:
+    """Groups that were dropped whole; over once `CALM_GROUPS` others there were not."""
+    return [_template_error(env, found) for env, found in newest.items()]
+
+
+def _template_error(env: str, found: TemplateError) -> Verdict:
+    since = found.groups_since
+    return Verdict(
+        "template_error",
+        env,
+        True if not since else False if since >= CALM_GROUPS else None,
+        "a group was dropped whole because what its policy was to read cannot be rendered,"
+        f" {found.said}"[:_CHARACTERS],
+        _LOOK_AT["template_error"],
+        severity=Severity.ERROR,
+    )
 
 
 class EvalRule:

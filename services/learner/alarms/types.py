@@ -57,6 +57,15 @@ class Alarm:
 
 
 @dataclass(frozen=True, slots=True)
+class TemplateError:
+    """The newest group of an environment that was dropped as TEMPLATE_ERROR: what was said of it,
+    and how many groups of the environment came to their end since."""
+
+    said: str
+    groups_since: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StepFacts:
     """What the rules see of one step. Pairs are (part, whole); the keys are environments."""
 

@@ -44,6 +44,8 @@ class GivingUp:
         """A group has what it needs, or was an evaluation's, which come to their end whatever
         they have. `open_since`: see `replacement`."""
         self._unrendered.completed()
+        if group.graded:
+            self._tally.rendered(group.spec.task.env_key)
         if group.spec.purpose is Purpose.TRAIN:
             self.over(group.spec)
         elif not group.graded:

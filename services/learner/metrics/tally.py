@@ -1,11 +1,11 @@
 """What came in and what was lost between two steps, for the metrics."""
 
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from services.common.log import get_logger
 from services.common.text import first_line
-from services.learner.alarms.types import Streak
+from services.learner.alarms.types import Streak, TemplateError
 from services.learner.groups.batcher import ReadyGroup, Record
 from services.learner.groups.types import GroupSpec, Purpose
 from services.learner.trajectory import Trajectory
@@ -54,8 +54,8 @@ class Tally:
         self.received_before = 0
         # By environment, since its newest graded try.
         self.streaks: dict[str, Streak] = {}
-        # By environment: what was said of the newest group that was dropped as TEMPLATE_ERROR.
-        self.template_errors: dict[str, str] = {}
+        # By environment.
+        self.template_errors: dict[str, TemplateError] = {}
 
     def received(self, record: Record, spec: GroupSpec) -> None:
         """A try was journaled."""
@@ -96,8 +96,13 @@ class Tally:
     def unrendered(self, spec: GroupSpec, detail: str) -> None:
         """A group was dropped as TEMPLATE_ERROR."""
         env = spec.task.env_key
-        self.template_errors[env] = f"of task {spec.task.key!r}: {detail}"
+        self.template_errors[env] = TemplateError(f"of task {spec.task.key!r}: {detail}")
         _log.error("a group was dropped: template error", task=spec.task.key, said=detail)
+
+    def rendered(self, env: str) -> None:
+        """A group of an environment came to its end, with all that its policy was to read."""
+        if known := self.template_errors.get(env):
+            self.template_errors[env] = replace(known, groups_since=known.groups_since + 1)
 
     def trained(self, group: ReadyGroup) -> None:
         """A group went into a step."""

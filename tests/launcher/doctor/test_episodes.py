@@ -3,6 +3,8 @@
 import hashlib
 import json
 import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from environments.tasks import make_task
 from services.common.config import load_spec
+from services.launcher.adapters.gateway_process import GatewayError
 from services.launcher.doctor.results import Result, Status
 from services.launcher.doctor.subject import Subject
 from tests.launcher.doctor import own_environment
@@ -66,9 +69,8 @@ async def test_all_that_is_broken_is_named_at_once_in_its_own_words(
     assert time.monotonic() - began < SOON_S
     digest = hashlib.sha256(own_environment.VERIFIER.encode()).hexdigest()
     says(result, Status.FAIL, "library: no grade (execution_failed)", "bubblewrap", digest)
-    says(
-        result, Status.FAIL, "torn: no task can be graded; of 'torn-lend-0', the verifier does not"
-    )
+    torn = "the verifier does not compile: '(' was never closed, in line 1: def lent(env:"
+    says(result, Status.FAIL, f"torn: no task can be graded; of 'torn-lend-0', {torn}")
     says(result, Status.FAIL, "teleporter cannot be opened: backend 'embedded' has no environment")
     says(result, Status.FAIL, "http://127.0.0.1:9/schema cannot be reached: Connection refused")
     says(result, Status.FAIL, "start the server, or correct env_gateway.backends.openenv.url")
@@ -83,7 +85,7 @@ async def test_some_verifiers_that_do_not_compile_are_counted_and_refuse_no_run(
     path.write_text(json.dumps([{**tasks[0], "verifier_func": BROKEN}, *tasks[1:]]))
     result = await probed("episodes", subject(spec(policy, path), tmp_path))
     says(result, Status.WARN, "booking: 1 of its 3 tasks never get a grade", "does not compile")
-    says(result, Status.WARN, "booking: 4 tools", "doing nothing earns 0")
+    says(result, Status.WARN, "ok: booking: 4 tools", "doing nothing earns 0")
 
 
 async def test_a_verifier_that_raises_where_nothing_was_done_is_told_and_refuses_no_run(
@@ -96,7 +98,22 @@ async def test_a_verifier_that_raises_where_nothing_was_done_is_told_and_refuses
 async def test_a_list_of_verifiers_that_is_missing_is_named(policy: Path, tmp_path: Path) -> None:
     path = own_environment.write(tmp_path, policy)
     (tmp_path / "verifiers.sha256").unlink()
-    says(await examined(path), Status.FAIL, "verifiers.digests: verifiers.sha256: ", "beside")
+    result = await examined(path)
+    says(result, Status.FAIL, "verifiers.digests: verifiers.sha256: ", "correct [env_gateway]")
+    assert "install" not in result.detail
+
+
+async def test_a_package_that_the_gateway_lacks_is_named_with_what_brings_it(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @asynccontextmanager
+    async def gateway(*_: object, **__: object) -> AsyncGenerator[tuple[str, str]]:
+        raise GatewayError("it ended:\nModuleNotFoundError: No module named 'aiohttp'")
+        yield "", ""
+
+    monkeypatch.setattr("services.launcher.adapters.probes_gateway.gateway", gateway)
+    fix = "install aiohttp: pip install 'flotilla[env-gateway]', or `make setup`"
+    says(await examined(own_environment.write(tmp_path, policy)), Status.FAIL, fix)
 
 
 @pytest.mark.parametrize(

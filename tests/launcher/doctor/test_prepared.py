@@ -1,11 +1,21 @@
-"""What a spec prepares is made before the doctor looks, which then looks at it."""
+"""The doctor before a start: what is prepared is made first, and what fails refuses the run."""
 
 import json
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
+from services.common.config import canonical_json
+from services.launcher.doctor import examine, gate
 from services.launcher.doctor.gate import doctor_gate
-from services.launcher.ports import Hooks
+from services.launcher.doctor.registry import Probe
+from services.launcher.doctor.results import Finding, Status, combine, fail, ok, warn
+from services.launcher.doctor.subject import Subject
+from services.launcher.plan import read_spec
+from services.launcher.ports import Hooks, Intent, RefusedError
+from services.launcher.runs import Run
 from tests.launcher.doctor.support import spec
 from tests.launcher.harness import serving
 
@@ -19,3 +29,32 @@ async def test_the_doctor_looks_at_what_was_just_made(policy: Path, tmp_path: Pa
     assert json.loads(tasks.read_text()) == []
     assert run.state == pb.RUN_STATE_FAILED
     assert f"dataset: learner.tasks: {tasks} holds no task" in run.error
+
+
+async def test_a_refusal_lists_what_fails_alone(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def mixed(subject: Subject) -> list[Finding]:
+        return [ok("booking is well"), warn("shop is slow", "wait"), fail("tracker is down", "go")]
+
+    async def nothing(subject: Subject) -> tuple[dict[str, Any], list[Finding]]:
+        return {}, [ok("valid")]
+
+    monkeypatch.setattr(gate, "PROBES", [Probe("episodes", "", mixed, 5.0)])
+    monkeypatch.setattr(examine, "read_sections", nothing)
+    plan = read_spec(canonical_json(spec(policy, tmp_path / "tasks.json")))
+    run = Run(run_id="well-1", name="well", wanted=plan.config.replicas())
+    intent = Intent(run, tmp_path / "runs/well-1", plan.text, plan.config, ())
+    with pytest.raises(RefusedError) as refused:
+        await doctor_gate(intent)
+    lines = str(refused.value).splitlines()
+    assert lines[:2] == ["the doctor found what would fail:", "episodes: tracker is down; go"]
+    assert len(lines) == 3
+
+
+def test_what_is_healthy_comes_last_and_is_told_to_be() -> None:
+    findings = [ok("booking is well"), fail("tracker is down", "go"), warn("shop is slow", "wait")]
+    result = combine("episodes", findings)
+    assert result.status is Status.FAIL
+    said = ["tracker is down; go", "warn: shop is slow; wait", "ok: booking is well"]
+    assert result.detail.splitlines() == said

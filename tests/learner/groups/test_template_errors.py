@@ -11,9 +11,14 @@ import pytest
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import trajectory_pb2
 from services.common.errors import ConfigError
+from services.learner.alarms.events import CALM_GROUPS, template_errors
+from services.learner.groups.types import GroupSpec, Purpose
 from services.learner.journal.audit import audit
 from services.learner.journal.store import FILE_NAME, reading
+from services.learner.metrics.tally import Tally
+from services.learner.sampling.tasks import Task
 from services.learner.sampling.unrendered import Unrendered
+from tests.launcher.harness import until
 from tests.learner.groups.test_drops import following_worker
 from tests.learner.support import FakeWorker, failed, graded, learner, make_config, write_tasks
 from tests.learner.test_runs import eval_sets, following, lease_for, query
@@ -120,12 +125,45 @@ async def test_three_groups_of_different_tasks_end_the_run_with_that_reason(
     check_balance(tmp_path, failed=3, dropped__template_error=6, queued=8)
 
 
-async def test_two_groups_do_not_end_the_run_but_raise_an_alarm(tmp_path: Path) -> None:
-    assert await ends(tmp_path, 12, [True, False, True], wait_s=2.5) == ""
-    lines = (tmp_path / "run" / "alarms.jsonl").read_text().splitlines()
-    (alarm,) = [found for found in map(json.loads, lines) if found["alarm"] == "template_error"]
-    assert SAID in alarm["cause"]
-    assert alarm["scope"] == "env0"
+def template_alarms(tmp_path: Path) -> list[dict[str, Any]]:
+    """Each as it was raised, or cleared."""
+    path = tmp_path / "run" / "alarms.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [each for each in map(json.loads, lines) if each["alarm"] == "template_error"]
+
+
+async def test_two_groups_raise_an_alarm_which_ends_after_groups_without_one(
+    tmp_path: Path,
+) -> None:
+    path = write_tasks(tmp_path / "these.json", 40, envs=1)
+    changes: dict[str, Any] = {**GROUPS, "groups_per_step": 40, "tasks": str(path)}
+    async with learner(tmp_path, make_config(tmp_path, steps=9, **changes)) as running:
+        worker, attached = await following_worker(running.address)
+        for spoiled in (1, 1, *[0] * CALM_GROUPS):
+            lease = await lease_for(worker, pb.PURPOSE_TRAIN)
+            await (spoil(worker, lease) if spoiled else worker.play(lease))
+            if spoiled:
+                await until(lambda: len(template_alarms(tmp_path)) == 1)
+        await until(lambda: len(template_alarms(tmp_path)) == 2)
+        attached.cancel()
+        await worker.channel.close()
+    raised, cleared = template_alarms(tmp_path)
+    assert (raised["state"], cleared["state"]) == ("raised", "cleared")
+    assert SAID in raised["cause"]
+    assert raised["scope"] == cleared["scope"] == "env0"
+
+
+@pytest.mark.parametrize(("groups", "bad"), [(0, True), (1, None), (15, None), (16, False)])
+def test_groups_without_a_template_error_count_for_their_environment_alone(
+    groups: int, bad: bool | None
+) -> None:
+    tally = Tally()
+    for env in ("env0", "env1"):
+        tally.unrendered(GroupSpec("g", 0, Task("t", env, "{}"), Purpose.TRAIN, 4, 1.0), SAID)
+    for _ in range(groups):
+        tally.rendered("env0")
+    found = {verdict.scope: verdict.bad for verdict in template_errors(tally.template_errors)}
+    assert found == {"env0": bad, "env1": True}
 
 
 def test_one_hostile_task_does_not_end_the_run() -> None:

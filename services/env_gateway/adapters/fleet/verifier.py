@@ -67,7 +67,7 @@ class FleetVerifier:
         try:
             function = find_verifier(source)
         except VerifierError as error:
-            return Execution(error=str(error))
+            return Execution(error=f"of task {submission.task.key!r}, {error}")
         request = _request(instance_id, submission, function, bundle_of(source), timeout_s)
         return execution_of(await self._execute(request, bundle_of(source), timeout_s))
 

@@ -1,0 +1,34 @@
+"""A run that the doctor refuses, on the screen of whoever asked for it."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from flotilla.launcher.v1 import run_service_pb2 as pb
+from services.launcher import address_file
+from services.launcher.console import train
+from services.launcher.console.follow import Wish
+from services.launcher.ports import Hooks, Intent, RefusedError
+from tests.launcher.harness import TOKEN, serving, spec
+
+SAID = "the doctor found what would fail:\nports: port 7 cannot be had: stop what listens there"
+
+
+async def refuse(intent: Intent) -> list[str]:
+    raise RefusedError(SAID)
+
+
+async def test_a_refusal_is_printed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = io.StringIO()
+    async with serving(tmp_path, hooks=Hooks(gate=refuse)) as served:
+        address = {"address": served.address, "token": TOKEN, "pid": 1}
+        monkeypatch.setenv(address_file.REMOTE_VARIABLE, json.dumps(address))
+        wished = Wish(json.dumps(spec()), pb.RUN_MODE_TRAIN)
+        request = train.Request(spec(), wished, "again", "anew")
+        code = await train._carry_out(request, tmp_path, Console(file=output))  # pyright: ignore[reportPrivateUsage]
+    assert code == train.FAILED
+    assert output.getvalue().count(SAID) == 1, output.getvalue()
+    assert " failed: " + SAID in output.getvalue()
