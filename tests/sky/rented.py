@@ -195,4 +195,4 @@ def _is(process: psutil.Process, run_id: str, service: str) -> bool:
         return False
     module = f"tests.launcher.fake_{service}"
     # Its watcher has the same words behind its own module.
-    return command[1:3] == ["-m", module] and run_id in command
+    return command[1:4] == ["-P", "-m", module] and run_id in command

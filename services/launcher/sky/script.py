@@ -6,6 +6,7 @@ Shell, because SkyPilot runs shell. Secrets are in the environment and on no com
 import shlex
 from dataclasses import dataclass
 
+from services.common.interpreter import python
 from services.launcher.runs import LEARNER, ROLLOUT, Key
 from services.launcher.seal import KEY_FILE
 
@@ -17,6 +18,9 @@ _ADDRESS = "ADDRESS"
 _OUTSIDE = "OUTSIDE"
 _WEIGHTS = "WEIGHTS"
 _RANK = "SKYPILOT_NODE_RANK"
+# The commit of Flotilla that a machine was given goes before what is installed there. Of somebody
+# else's project nothing does: its `services` are not ours.
+OWN_CODE = '[ ! -d gen/flotilla ] || export PYTHONPATH="$PWD:$PWD/gen${PYTHONPATH:+:$PYTHONPATH}"'
 # Names itself to others: what it is reached by is only known once it runs.
 _WHO_AM_I = "https://checkip.amazonaws.com"
 
@@ -42,7 +46,7 @@ class Watched:
 
 def run_script(watched: Watched) -> str:
     """The `run` of a task, on each of its machines. It ends when the work ends."""
-    lines = ['export PYTHONPATH="$PWD:$PWD/gen${PYTHONPATH:+:$PYTHONPATH}"', *_who_am_i(watched)]
+    lines = [OWN_CODE, *_who_am_i(watched)]
     command = _first(watched)
     if watched.nodes > 1:
         command = f'if [ "${_RANK}" = 0 ]; then\n{command}\nelse\n{_further(watched)}\nfi'
@@ -65,7 +69,7 @@ def _further(watched: Watched) -> str:
     # On Slurm machines may share a file system, and the folder of the run is the first one's.
     run_dir = f"{RUNS_FOLDER}/{watched.run_id}.nodes"
     ranks = (
-        *(watched.python, "-m", f"{watched.module}.nodes"),
+        *python("-m", f"{watched.module}.nodes", executable=watched.python),
         *("--config", SPEC_FILE),
         *("--run-id", watched.run_id),
         *("--run-dir", run_dir),
@@ -89,7 +93,7 @@ def _watcher(watched: Watched, run_dir: str) -> str:
     service, index = watched.key
     words = (
         *("timeout", f"--kill-after={_KILL_AFTER_S}", str(watched.hard_limit_s)),
-        *(watched.python, "-m", "services.launcher.unit"),
+        *python("-m", "services.launcher.unit", executable=watched.python),
         *("--config", SPEC_FILE),
         *("--service", service),
         *("--replica", str(index)),
@@ -104,7 +108,7 @@ def _watcher(watched: Watched, run_dir: str) -> str:
 def _service(watched: Watched, run_dir: str) -> tuple[str, ...]:
     service, index = watched.key
     command = (
-        *(watched.python, "-m", watched.module),
+        *python("-m", watched.module, executable=watched.python),
         *("--config", SPEC_FILE),
         *("--run-id", watched.run_id),
         *("--run-dir", run_dir),

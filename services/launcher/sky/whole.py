@@ -4,9 +4,11 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from services.common.interpreter import python
 from services.launcher.config import LauncherConfig
 from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT
 from services.launcher.sky import candidates, offers, secret_names, tasks
+from services.launcher.sky.script import OWN_CODE
 
 REMOTE = "CHECKPOINT_REMOTE"
 
@@ -68,14 +70,13 @@ def _script(
         lines.append(f'[ -z "${name}" ] || CHOSEN+=("--{key}={_value_of(name)}")')
     lines += _warning(spec, config)
     limit = tasks.hard_limit_s(config)
+    flotilla = " ".join(python("-m", "services.launcher.cli", executable=config.sky.python))
     lines.append(
-        f"timeout --kill-after=60 {limit} {config.sky.python} -m services.launcher.cli train"
+        f"timeout --kill-after=60 {limit} {flotilla} train"
         # All on this machine, whatever the spec says of others.
         f' {shlex.quote(spec_path)} "${{CHOSEN[@]}}" --launcher.backend=local'
     )
-    return (
-        "\n".join(['export PYTHONPATH="$PWD:$PWD/gen${PYTHONPATH:+:$PYTHONPATH}"', *lines]) + "\n"
-    )
+    return "\n".join([OWN_CODE, *lines]) + "\n"
 
 
 def _warning(spec: dict[str, Any], config: LauncherConfig) -> list[str]:

@@ -2,13 +2,19 @@
 
 import os
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from services.common.config import canonical_json, load_spec
+from services.launcher.plan import read_spec
 from services.launcher.runs import Key
 from services.launcher.sky.script import Watched, run_script
+from services.launcher.sky.whole import whole_run
+
+ROOT = Path(__file__).parents[3]
 
 LEARNER, GATEWAY, ROLLOUT = ("learner", 0), ("env_gateway", 0), ("rollout", 0)
 MAPPED = {"VAST_TCP_PORT_50051": "10022", "VAST_TCP_PORT_50052": "10023"}
@@ -79,3 +85,38 @@ def test_nobody_else_is_told_of_weights(tmp_path: Path) -> None:
     private = arguments(tmp_path, LEARNER, nodes, public=False)
     assert "weights" not in " ".join(private)
     assert "--listen=10.0.0.4:0" in private
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["unit", "one-machine"])
+def test_a_project_with_a_services_package_of_its_own_runs_ours(
+    tmp_path: Path, whole: bool
+) -> None:
+    (tmp_path / "services").mkdir()
+    (tmp_path / "services/__init__.py").write_text("raise SystemExit('theirs was imported')")
+    if whole:
+        spec = load_spec(ROOT / "deploy/runs/openenv-fleet-grpo.toml")
+        config = read_spec(canonical_json(spec)).config
+        sky = config.sky.model_copy(update={"python": sys.executable})
+        ours = config.model_copy(update={"sky": sky})
+        script = whole_run("missing.toml", spec, ours)["run"]
+    else:
+        watched = Watched("run", ROLLOUT, "services.rollout", sys.executable, "h:7", 0, False, 60)
+        script = run_script(watched)
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert "theirs" not in done.stderr
+    assert ("missing.toml" if whole else "spec.json") in done.stderr + done.stdout
+
+
+def test_the_code_that_a_machine_was_given_goes_before_what_is_installed_there(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "gen/flotilla").mkdir(parents=True)
+    (tmp_path / "services").mkdir()
+    (tmp_path / "services/__init__.py").write_text("raise SystemExit('given')")
+    watched = Watched("run", ROLLOUT, "services.rollout", sys.executable, "h:7", 0, False, 60)
+    done = subprocess.run(
+        ["bash", "-c", run_script(watched)], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert "given" in done.stderr

@@ -90,11 +90,11 @@ def test_the_first_machine_of_a_learner_runs_it_and_the_others_its_further_ranks
     first, second = (_started(document, rank) for rank in (0, 1))
     at = first.index("--")
     assert parse_arguments(first[first.index("services.launcher.unit") + 1 :]).node == 0
-    assert first[at + 3] == "services.learner" and "--listen=10.0.0.7:4711" in first[at:]
+    assert first[at + 4] == "services.learner" and "--listen=10.0.0.7:4711" in first[at:]
     at = second.index("--")
     given = parse_arguments(second[second.index("services.launcher.unit") + 1 :])
     assert (given.node, given.label) == (1, "learner-node-1")
-    assert second[at + 3] == "services.learner.nodes"
+    assert second[at + 4] == "services.learner.nodes"
     assert {"--replica=1", "--peer=learner=10.0.0.7:4711"} <= set(second[at:])
     assert all("--learner.rank.nodes=2" in words for words in (first, second))
 

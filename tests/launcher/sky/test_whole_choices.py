@@ -42,8 +42,8 @@ def started(
 
 def arguments_of(tmp_path: Path, file: Path = FILE, /, **chosen: str) -> list[str]:
     """What the task's script calls `flotilla` with."""
-    option, module, *arguments = started(tmp_path, chosen, file).stdout.split("\0")[:-1]
-    assert (option, module) == ("-m", "services.launcher.cli")
+    safe, option, module, *arguments = started(tmp_path, chosen, file).stdout.split("\0")[:-1]
+    assert (safe, option, module) == ("-P", "-m", "services.launcher.cli")
     return arguments
 
 
@@ -156,7 +156,7 @@ def test_the_overrides_of_a_plan_are_those_of_its_run(
     cloud = "--launcher.sky.cloud=lambda"
     file = planned(tmp_path / "out", monkeypatch, "--learner.steps=7", remote, evil, cloud)
     done = started(tmp_path / "machine", {}, file)
-    spec, _ = asked(done.stdout.split("\0")[2:-1], monkeypatch)
+    spec, _ = asked(done.stdout.split("\0")[3:-1], monkeypatch)
     assert spec["learner"]["steps"] == 7
     assert spec["learner"]["checkpoint"]["remote"] == "s3://bucket/prefix"
     assert spec["env_gateway"]["backends"]["fleet"]["team"] == "$(touch pwned) `touch pwned`"
