@@ -7,7 +7,9 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ import pytest
 from environments.oracle import plan
 from environments.tasks import make_task
 from services.launcher.adapters.gateway_process import GatewayError, gateway
+from services.launcher.scratch import scratch
 
 ROOT = Path(__file__).parents[2]
 SPEC = ROOT / "deploy/runs/local.toml"
@@ -114,7 +117,7 @@ def running(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_while_a_terminal_is_waited_for_ends_it_and_its_gateway(
-    tasks: Path, tmp_path: Path, end: signal.Signals
+    tasks: Path, tmp_path: Path, end: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     typing, terminal = pty.openpty()
     arguments = ("env", "try", str(SPEC), str(tasks), "--env_gateway.backend=embedded")
@@ -142,6 +145,11 @@ def test_a_signal_while_a_terminal_is_waited_for_ends_it_and_its_gateway(
         while killed and running(tmp_path) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not running(tmp_path)
+        # The folder of one that was killed goes with the next that needs one.
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        with scratch() if killed else nullcontext():
+            left = list(tmp_path.glob("flotilla-scratch-*"))
+        assert len(left) == killed
     finally:
         process.kill()
         process.stdout.close()

@@ -5,13 +5,13 @@ import json
 import os
 import secrets
 import signal
-import tempfile
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from services.common.arguments import TOKEN_VARIABLE
 from services.common.interpreter import python, tied
+from services.launcher.scratch import scratch
 
 _START_S = 60.0
 # Draining, and closing what is open.
@@ -33,14 +33,16 @@ async def gateway(
 ) -> AsyncGenerator[tuple[str, str]]:
     """Its address and token. `said` gets each line that it logs. Raises GatewayError."""
     token = secrets.token_urlsafe(32)
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch() as (folder, keeper):
         process = await asyncio.create_subprocess_exec(
             # Killed, we have it drain and close its episode.
             *tied(signal.SIGTERM, *command, "--config", str(spec)),
             # Whoever could end the episode before a drain is this process.
-            *("--run-dir", folder, "--env_gateway.drain_s=1", *overrides),
+            *("--run-dir", str(folder), "--env_gateway.drain_s=1", *overrides),
             stdin=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
+            # It may outlive us by its drain.
+            pass_fds=(keeper,),
             # Ctrl-C is for this process, which closes the episode before it ends the gateway.
             start_new_session=True,
             env={**environ, TOKEN_VARIABLE: token},

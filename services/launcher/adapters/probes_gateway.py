@@ -3,10 +3,8 @@
 import asyncio
 import json
 import re
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -32,6 +30,7 @@ from services.launcher.doctor.ports import used_backends
 from services.launcher.doctor.results import Finding, Status, fail, first_line, ok, warn
 from services.launcher.doctor.subject import Subject
 from services.launcher.runs import GATEWAY
+from services.launcher.scratch import scratch
 
 _CALL_S = 30.0
 # Beyond the time that one run of a verifier may take.
@@ -76,8 +75,8 @@ async def _played(subject: Subject, due: Sequence[Canary]) -> dict[str, Finding]
     """By environment what came of its episode; "" is what concerns all of them."""
     command = python("-m", "services.env_gateway", executable=_interpreter(subject))
     lines: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="flotilla-doctor-") as folder:
-        spec = Path(folder) / "spec.json"
+    with scratch() as (folder, _):
+        spec = folder / "spec.json"
         spec.write_text(subject.plan.text)
         try:
             async with gateway(

@@ -1,0 +1,65 @@
+"""Folders for a while, whose process is killed."""
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from services.launcher.scratch import scratch
+
+# Says its folder, and lives on in it; with a word, as the child that it has handed the folder to.
+KEEPER = """
+import subprocess, sys, time
+from services.launcher.scratch import scratch
+with scratch() as (folder, keeper):
+    (folder / "file").write_text("")
+    if sys.argv[1:]:
+        child = subprocess.Popen(["sleep", "600"], pass_fds=[keeper], stdout=subprocess.DEVNULL)
+        print(child.pid, folder, flush=True)
+    else:
+        print(0, folder, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+def test_a_folder_is_there_for_as_long_as_it_is_used(tmp_path: Path) -> None:
+    with scratch() as (folder, _):
+        assert folder.parent == tmp_path and folder.is_dir()
+        with scratch() as (other, _):
+            assert folder.is_dir() and other != folder
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_process_has_left_goes_with_the_next_unless_a_child_works_in_it(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "flotilla-scratch-file").write_text("no folder of ours")
+    running = [
+        subprocess.Popen([sys.executable, "-c", KEEPER, *words], stdout=subprocess.PIPE, text=True)
+        for words in ((), ("child",))
+    ]
+    said = [process.stdout.readline().split() for process in running if process.stdout]
+    (_, orphan), (child, kept) = said
+    with scratch():
+        assert Path(orphan, "file").exists(), "its process is there"
+    for process in running:
+        process.kill()
+        process.communicate()
+    with scratch():
+        assert not Path(orphan).exists()
+        assert Path(kept, "file").exists(), "the child is there"
+    subprocess.run(["kill", "-9", child], check=True)
+    deadline = time.monotonic() + 20
+    while Path(kept).exists() and time.monotonic() < deadline:
+        with scratch():
+            time.sleep(0.01)
+    assert not Path(kept).exists()
