@@ -33,6 +33,7 @@ async def test_refusals_cost_a_grade_no_attempt_and_are_waited_for(emulator: Emu
         assert time.monotonic() - started >= 6 * 0.3
 
 
+@pytest.mark.slow
 async def test_a_zero_that_was_found_is_only_confirmed_again(emulator: Emulator) -> None:
     async with fleet_bench(emulator) as bench:
         session = await bench.open()

@@ -40,6 +40,7 @@ async def test_a_run_goes_on_without_its_rollout_its_environments_and_its_gatewa
     await run.check_end(8)
 
 
+@pytest.mark.slow
 async def test_a_killed_learner_ends_with_the_parameters_of_an_undisturbed_one(
     new_run: NewRun, policy: Path, tmp_path: Path
 ) -> None:

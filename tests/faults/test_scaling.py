@@ -19,6 +19,7 @@ WHERE NOT EXISTS (
 """
 
 
+@pytest.mark.slow
 async def test_a_second_rollout_takes_part_and_leaves_again(new_run: NewRun) -> None:
     run = new_run(learner={"steps": 100})
     await run.train()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
+from typer.testing import CliRunner
 
 from flotilla.launcher.v1 import (
     registry_service_pb2_grpc,
@@ -19,6 +20,7 @@ from flotilla.launcher.v1 import (
 )
 from services.common import rpc
 from services.launcher.adapters.local import MARK, LocalBackend
+from services.launcher.cli import app
 from services.launcher.config import LauncherConfig
 from services.launcher.launcher import Equipment, Launcher
 from services.launcher.ports import NO_HOOKS, Backend, Hooks
@@ -149,6 +151,12 @@ async def start_cli(*arguments: str) -> asyncio.subprocess.Process:
         cwd=REPOSITORY,
         start_new_session=True,
     )
+
+
+async def run_cli_here(*arguments: str) -> tuple[int, str]:
+    """Run a command that starts nothing in this process: its exit code and its output."""
+    result = await asyncio.to_thread(CliRunner().invoke, app, arguments)
+    return result.exit_code, result.output
 
 
 def left_running(folder: Path) -> list[psutil.Process]:

@@ -102,11 +102,24 @@ async def test_no_hint_to_resume_follows_a_refusal_that_resuming_cannot_mend(
     assert code == 0, "what never began takes any correction: " + output
 
 
+async def test_newest_names_nothing_where_there_are_no_runs(tmp_path: Path) -> None:
+    code, output = await run_cli("eval", "newest", "--runs", str(tmp_path / "runs"))
+    assert (code, "there are no runs" in output) == (2, True), output
+
+
+async def test_newest_names_a_run_for_eval(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    path = write_spec(tmp_path, learner={"steps": 1})
+    code, output = await run_cli("train", str(path), "--runs", str(runs))
+    assert code == 0, output
+    code, output = await run_cli("eval", "newest", "--runs", str(runs))
+    assert code == 0, output
+
+
+@pytest.mark.slow
 async def test_newest_names_a_run_for_resume_and_eval_too(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     path = write_spec(tmp_path, learner={"steps": 2})
-    code, output = await run_cli("eval", "newest", "--runs", str(runs))
-    assert (code, "there are no runs" in output) == (2, True), output
     code, output = await run_cli("train", str(path), "--runs", str(runs), "--learner.steps=1")
     assert code == 0, output
     code, output = await run_cli("eval", "newest", "--runs", str(runs))

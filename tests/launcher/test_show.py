@@ -24,7 +24,7 @@ from services.learner.types import (
     StopReason,
 )
 from services.learner.types import Sequence as Tokens
-from tests.launcher.test_cli import run_cli
+from tests.launcher.harness import run_cli_here
 
 WORDS = ("book", "a", "room", "find_room", "room7", "<done>")
 POLICY = PolicyId(1, 4, b"f" * 32)
@@ -105,7 +105,7 @@ async def runs(tmp_path: Path) -> Path:
 
 
 async def show(runs: Path, *arguments: str) -> tuple[int, str]:
-    return await run_cli("show", RUN, "--runs", str(runs), *arguments)
+    return await run_cli_here("show", RUN, "--runs", str(runs), *arguments)
 
 
 async def test_show_prints_prompt_turns_observation_reward_and_checks_in_plain_text(

@@ -5,7 +5,7 @@ from pathlib import Path
 from services.learner.journal.curriculum import Snapshot
 from services.learner.journal.store import open_journal
 from services.learner.sampling.difficulty import Outcome
-from tests.launcher.test_cli import run_cli
+from tests.launcher.harness import run_cli_here
 from tests.learner.sampling.support import Run, config, tasks_of
 
 
@@ -17,7 +17,7 @@ async def test_tasks_that_are_left_out_are_listed_with_the_reason(tmp_path: Path
         change = run.learn([Outcome("shop1", [1.0, 1.0]), Outcome("shop2", [1.0, 0.0])])
         await journal.end_groups([], snapshot=Snapshot(change, ()))
     await journal.close()
-    code, output = await run_cli("show", "solo", "--runs", str(tmp_path), "--tasks")
+    code, output = await run_cli_here("show", "solo", "--runs", str(tmp_path), "--tasks")
     assert code == 0, output
     assert output.splitlines() == [
         "quarantined  shop  shop3  the gateway refuses it: BAD_TASK: [no] prompt",
@@ -27,6 +27,6 @@ async def test_tasks_that_are_left_out_are_listed_with_the_reason(tmp_path: Path
 
 
 async def test_a_folder_without_runs_is_named(tmp_path: Path) -> None:
-    code, output = await run_cli("show", "nowhere", "--runs", str(tmp_path), "--tasks")
+    code, output = await run_cli_here("show", "nowhere", "--runs", str(tmp_path), "--tasks")
     assert code != 0
     assert "there are no runs in" in output

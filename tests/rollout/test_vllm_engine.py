@@ -159,6 +159,7 @@ async def test_logprobs_follow_the_weights_through_updates(tmp_path: Path) -> No
         await engine.close()
 
 
+@pytest.mark.slow
 async def test_what_begins_while_weights_change_is_of_one_policy_to_its_first_switch(
     tmp_path: Path,
 ) -> None:

@@ -117,7 +117,12 @@ async def test_a_tokenizer_that_two_sides_would_load_differently_is_told(
                 "keep one: take chat_template out of tokenizer_config.json",
             ),
         ),
-        (same_template_twice, Status.OK, ("the same tokenizer and chat template",)),
+        pytest.param(
+            same_template_twice,
+            Status.OK,
+            ("the same tokenizer and chat template",),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 async def test_a_second_chat_template_is_told_where_it_differs(
