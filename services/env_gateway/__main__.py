@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from services.common.main import RegistryContract, Runtime, entry
 from services.common.membership import Status
+from services.env_gateway.alarms import LateHeartbeats
 from services.env_gateway.config import EnvGatewayConfig
 from services.env_gateway.ports import Backend
 
@@ -47,9 +48,10 @@ async def serve(runtime: Runtime[EnvGatewayConfig]) -> None:
         service = EpisodeService(gateway, runtime.drain.set)
         episode_service_pb2_grpc.add_EpisodeServiceServicer_to_server(service, server)
         serving = await stack.enter_async_context(runtime.serving(server))
-        keeping = asyncio.create_task(_keep(gateway))
+        alarms = LateHeartbeats()
+        keeping = asyncio.create_task(_keep(gateway, alarms, runtime.hurry))
         serving.set_serving(True)
-        runtime.report(lambda: _status(runtime))
+        runtime.report(lambda: _status(runtime, alarms))
         await runtime.announce(serving.address)
         runtime.log.info(
             "serving", address=serving.address, backends=sorted(runtime.config.backend_names)
@@ -68,9 +70,10 @@ def _allow_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _status(runtime: Runtime[EnvGatewayConfig]) -> Status:
+def _status(runtime: Runtime[EnvGatewayConfig], alarms: LateHeartbeats) -> Status:
     draining = runtime.drain.is_set()
-    return Status("draining" if draining else "serving", serving=not draining)
+    phase = "draining" if draining else "serving"
+    return Status(phase, serving=not draining, alarms=alarms.raised)
 
 
 async def _gateway(runtime: Runtime[EnvGatewayConfig], stack: AsyncExitStack) -> "Gateway":
@@ -107,7 +110,7 @@ async def _gateway(runtime: Runtime[EnvGatewayConfig], stack: AsyncExitStack) ->
     )
 
 
-async def _keep(gateway: "Gateway") -> None:
+async def _keep(gateway: "Gateway", alarms: LateHeartbeats, hurry: Callable[[], None]) -> None:
     """All that a gateway does unasked, for ever."""
     from services.env_gateway import meters, overview
 
@@ -115,6 +118,7 @@ async def _keep(gateway: "Gateway") -> None:
         tasks.create_task(gateway.run())
         tasks.create_task(meters.watch_loop())
         tasks.create_task(overview.keep_showing(gateway))
+        tasks.create_task(overview.keep_alarms(gateway, alarms, hurry))
 
 
 async def _until_drained(runtime: Runtime[EnvGatewayConfig], keeping: asyncio.Task[None]) -> None:

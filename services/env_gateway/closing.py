@@ -1,13 +1,15 @@
 """Deletes instances in the background until they are gone: closing always happens."""
 
 import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 
 from services.common.log import get_logger
 from services.env_gateway.config import EnvGatewayConfig
 from services.env_gateway.journal import Journal
+from services.env_gateway.paced import PacedGate, deletion_gate
 from services.env_gateway.ports import Backend, BackendError, Orphan
 from services.env_gateway.retry import Backoff
 from services.env_gateway.session import Session
@@ -39,6 +41,8 @@ class Closer:
         self._rng = rng
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending = asyncio.Event()
+        # By backend.
+        self.deletions: dict[str, PacedGate] = {}
         # Read before anything is opened: what is open now is nobody's orphan.
         self._orphans = journal.orphans()
         self.closed = 0
@@ -62,22 +66,27 @@ class Closer:
                 _LOG.warning("orphans_of_unknown_backend", backend=name, instances=len(orphans))
                 continue
             for orphan in orphans:
-                self._start(self._reclaim(backend, orphan))
+                self._start(self._reclaim(name, backend, orphan))
             count += len(orphans)
         return count
 
     async def wait(self, timeout_s: float) -> None:
-        """Wait until everything is deleted, but not for what is refused for good; what is not
-        deleted by then stays in the journal."""
+        """Wait until everything is deleted, but not for what is refused for good, and no longer
+        than `timeout_s` after the last deletion; what is left then stays in the journal."""
         self._ending.set()
-        if self._tasks:
-            _, pending = await asyncio.wait(self._tasks, timeout=timeout_s)
-            for task in pending:
-                task.cancel()
-            if pending:
-                await asyncio.wait(pending)
-                _LOG.warning("instances_left_open", instances=len(pending))
+        while self._tasks:
+            done, pending = await asyncio.wait(
+                self._tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                await self._give_up(pending)
         self._ending.clear()
+
+    async def _give_up(self, pending: set[asyncio.Task[None]]) -> None:
+        for task in pending:
+            task.cancel()
+        await asyncio.wait(pending)
+        _LOG.warning("instances_left_open", instances=len(pending))
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
@@ -98,15 +107,25 @@ class Closer:
         if session.instance is None and not session.may_exist:
             return
         timeout_s = self._config.close_timeout_s
-        if session.instance is not None:
-            await session.instance.close(timeout_s=timeout_s)
-        else:
-            orphan = Orphan(session.episode.episode_id)
-            await session.backend.reclaim(orphan, timeout_s=timeout_s)
+        async with self._passing(session.backend_name, session.run_id):
+            if session.instance is not None:
+                await session.instance.close(timeout_s=timeout_s)
+            else:
+                orphan = Orphan(session.episode.episode_id)
+                await session.backend.reclaim(orphan, timeout_s=timeout_s)
 
-    async def _reclaim(self, backend: Backend, orphan: Orphan) -> None:
-        timeout_s = self._config.close_timeout_s
-        reclaim = lambda: backend.reclaim(orphan, timeout_s=timeout_s)  # noqa: E731
+    def _passing(self, backend_name: str, run_id: str) -> AbstractAsyncContextManager[None]:
+        """However long the wait: a deletion is never given up because of others."""
+        gate = self.deletions.get(backend_name)
+        if gate is None:
+            gate = self.deletions[backend_name] = deletion_gate(self._config)
+        return gate.passing(run_id, math.inf)
+
+    async def _reclaim(self, name: str, backend: Backend, orphan: Orphan) -> None:
+        async def reclaim() -> None:
+            async with self._passing(name, ""):
+                await backend.reclaim(orphan, timeout_s=self._config.close_timeout_s)
+
         if await self._until_gone(orphan.episode_id, reclaim):
             self.reclaimed += 1
             _LOG.info("orphan_closed", episode_id=orphan.episode_id)

@@ -41,8 +41,8 @@ class LimitsConfig(Model):
     """Calls in flight, for each environment, and creations in flight, for each backend, start at
     `start_calls` and `start_creating` and adapt to what is borne, up to `max_calls` and
     `max_creating`; creations are besides at most `creates_per_s`, and `creates_burst` at once.
-    Grades, for each backend, are bounded likewise. Instances that are not ready yet are asked for
-    their tools within half of `max_calls`.
+    Deletions are bounded by the same keys, apart from creations, and grades likewise. Instances
+    that are not ready yet are asked for their tools within half of `max_calls`.
     `max_waiting` bounds episodes in the queue, and `batch_wait_s` is how long a batch waits there
     for members that have not asked, before it goes on without them. Runs that wait for the same get
     shares by weight: 1, or that of the first pattern of `run_weights`, such as "eval-*", that fits

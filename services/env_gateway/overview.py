@@ -2,13 +2,14 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client.core import Metric
 
 from services.common import metrics
 from services.env_gateway.adaptive import BreakerState
+from services.env_gateway.alarms import LateHeartbeats, Lateness
 from services.env_gateway.gates import Gate
 from services.env_gateway.gateway import Gateway
 from services.env_gateway.paced import PacedGate
@@ -22,7 +23,7 @@ _BREAKER = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 1.0, BreakerState.
 @dataclass(frozen=True, slots=True)
 class Limiter:
     """`of` is the environment of `episodes`, `calls` and `warmups`, or empty for all of them, and
-    the backend of `creations` and `grades`."""
+    the backend of `creations`, `deletions` and `grades`."""
 
     name: str
     of: str
@@ -43,6 +44,7 @@ def limiters(gateway: Gateway) -> list[Limiter]:
         *_of_gates("calls", gates.by_env),
         *_of_gates("warmups", gates.warming_by_env),
         *_of_paced("creations", gateway.opener.creations),
+        *_of_paced("deletions", gateway.closer.deletions),
         *_of_paced("grades", gateway.gradings),
     ]
 
@@ -71,6 +73,22 @@ async def keep_showing(gateway: Gateway) -> None:
             *_counted(gateway),
         ]
         metrics.show("env_gateway", families)
+        await asyncio.sleep(_PERIOD_S)
+
+
+async def keep_alarms(
+    gateway: Gateway, alarms: LateHeartbeats, changed: Callable[[], None]
+) -> None:
+    """Raise and clear alarms for ever; `changed` is called when one was."""
+    while True:
+        backends = gateway.backends.items()
+        found = {
+            name: Lateness(one.late, one.beating, one.last_failure)
+            for name, one in backends
+            if isinstance(one, HeartbeatBackend)
+        }
+        if alarms.look(found, asyncio.get_running_loop().time()):
+            changed()
         await asyncio.sleep(_PERIOD_S)
 
 

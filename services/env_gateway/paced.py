@@ -1,4 +1,4 @@
-"""Gates with a rate: for what a control plane does, creations and grades."""
+"""Gates with a rate: for what a control plane does, creations, deletions and grades."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -36,11 +36,20 @@ class PacedGate:
 
 
 def creation_gate(config: EnvGatewayConfig) -> PacedGate:
+    return _of_instances(config, config.open_timeout_s)
+
+
+def deletion_gate(config: EnvGatewayConfig) -> PacedGate:
+    """One of its own: what nobody needs any more does not wait behind creations."""
+    return _of_instances(config, config.close_timeout_s)
+
+
+def _of_instances(config: EnvGatewayConfig, timeout_s: float) -> PacedGate:
     limits = config.limits
     gate = Gate(
         AdaptiveLimit(start=limits.start_creating, ceiling=limits.max_creating),
         # That a machine is not there yet is the control plane's affair.
-        observer=Observer(config.usual_time(config.open_timeout_s)),
+        observer=Observer(config.usual_time(timeout_s)),
         weight_of=config.weight_of,
     )
     return PacedGate(gate, TokenBucket(rate=limits.creates_per_s, burst=limits.creates_burst))

@@ -245,6 +245,16 @@ class HeartbeatBackend(Protocol):
         """How many instances it has not confirmed to have heard of for most of their time."""
         ...
 
+    @property
+    def beating(self) -> int:
+        """How many instances it has to hear of."""
+        ...
+
+    @property
+    def last_failure(self) -> str:
+        """What the newest heartbeat that failed was told; empty while none has."""
+        ...
+
 
 QueryFn = Callable[[str, str, Sequence[SqlValue]], Awaitable[Rows]]
 # Raises QueryError for a tool that a verifier may not call.

@@ -1,9 +1,12 @@
-"""What a learner says of its progress, and who is woken by a change."""
+"""How far a run has come and what is the matter with it, as its replicas say; and who is woken by a
+change."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+from services.launcher.runs import LEARNER, Key
 
 
 class Signal:
@@ -24,7 +27,7 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """An alarm that a learner has raised. `severity`: notice | warning | error."""
+    """An alarm that a replica of `service` has raised. `severity`: notice | warning | error."""
 
     rule: str
     scope: str = "all"
@@ -33,6 +36,7 @@ class Alarm:
     step: int = 0
     cause: str = ""
     fix: str = ""
+    service: str = LEARNER
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,7 @@ class Progress:
     step: int = 0
     total_steps: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    # Of all services.
     alarms: tuple[Alarm, ...] = ()
 
     def after(self, known: "Progress") -> "Progress":
@@ -53,3 +58,40 @@ class Progress:
     def body(self) -> dict[str, Any]:
         head = {"phase": self.phase, "step": self.step, "total_steps": self.total_steps}
         return {**head, "metrics": dict(self.metrics)}
+
+
+class RaisedAlarms:
+    """What the replicas of a run have raised: each tells its own, with every heartbeat."""
+
+    def __init__(self, known: Iterable[Alarm]) -> None:
+        """`known` is what an earlier launcher was told. Which replica it was of shows once these
+        speak for themselves: until then it is the first one's."""
+        self._by_replica: dict[Key, tuple[Alarm, ...]] = {}
+        for alarm in known:
+            key = (alarm.service, 0)
+            self._by_replica[key] = (*self._by_replica.get(key, ()), alarm)
+
+    @property
+    def all(self) -> tuple[Alarm, ...]:
+        """The learner's first. Of those of one name only one: several gateways may see the same."""
+        ordered = sorted(self._by_replica, key=lambda key: (key[0] != LEARNER, key))
+        named: dict[tuple[str, str], Alarm] = {}
+        for key in ordered:
+            for alarm in self._by_replica[key]:
+                named.setdefault((alarm.rule, alarm.scope), alarm)
+        return tuple(named.values())
+
+    def told(self, key: Key, alarms: Iterable[Alarm], step: int) -> None:
+        """All that a replica has raised now; only the learner knows at which step of the run."""
+        if key[0] == LEARNER:
+            self._by_replica[key] = tuple(alarms)
+            return
+        known = {(a.rule, a.scope): a.step for a in self._by_replica.get(key, ())}
+        self._by_replica[key] = tuple(
+            replace(a, service=key[0], step=known.get((a.rule, a.scope), step)) for a in alarms
+        )
+
+    def gone(self, key: Key) -> None:
+        """A replica has ended, and what it had raised with it; a learner's last words stay."""
+        if key[0] != LEARNER:
+            self._by_replica.pop(key, None)

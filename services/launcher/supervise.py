@@ -4,7 +4,7 @@ import asyncio
 import sqlite3
 from collections.abc import Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from services.launcher.ports import (
     UnitReport,
 )
 from services.launcher.prepare import prepare_run
-from services.launcher.progress import Progress, Signal
+from services.launcher.progress import Progress, RaisedAlarms, Signal
 from services.launcher.registry import Command, Member, Roster, UnregisteredError
 from services.launcher.runs import Action, Clean, Drain, Exit, Key, Kill, Note, Run, RunState, Start
 from services.launcher.store import Store, StoredRun
@@ -64,6 +64,7 @@ class Supervisor:
         self.units = Units()
         told = (stored.step, stored.total_steps, stored.metrics, stored.alarms)
         self.progress = Progress("", *told)
+        self._alarms = RaisedAlarms(stored.alarms)
         self.changed = Signal()
         self._spec_json = stored.spec_json
         self._around = around
@@ -193,6 +194,8 @@ class Supervisor:
         self.roster.forget(key)
         self.units.forget(key)
         self._silent.discard(key)
+        self._alarms.gone(key)
+        self._note_progress(self.progress)
         run, notes = facts.exited(self.run, key, how, clock.now(), self._policy)
         self.commit(run, notes, cause=how.tail if how.code is None else facts.describe_exit(how))
 
@@ -213,8 +216,11 @@ class Supervisor:
         if self.roster.version != version:
             self.changed.notify()
         self.commit(facts.beat(self.run, key, progress.phase, serving), cause="it serves")
+        self._alarms.told(key, progress.alarms, self.progress.step)
         if key[0] == runs.LEARNER:
-            self._note_progress(progress)
+            self._note_progress(progress.after(self.progress))
+        else:
+            self._note_progress(self.progress)
         return command
 
     def report(self, key: Key, incarnation: str, report: UnitReport, node: int = 0) -> Command:
@@ -259,7 +265,7 @@ class Supervisor:
 
     def _note_progress(self, progress: Progress) -> None:
         known = self.progress
-        progress = self.progress = progress.after(known)
+        progress = self.progress = replace(progress, alarms=self._alarms.all)
         news = _news(known) != _news(progress)
         if not news and (progress == known or clock.now() - self._progress_at < _PROGRESS_S):
             return

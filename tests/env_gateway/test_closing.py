@@ -1,15 +1,18 @@
 """Deleting goes on until it is done, and no longer than it can succeed."""
 
+import asyncio
 import sqlite3
 import time
+from pathlib import Path
 
 import pytest
 
 from services.env_gateway import closing
 from services.env_gateway.adapters.fake import FakeBackend
 from services.env_gateway.journal import Journal
+from services.env_gateway.overview import limiters
 from services.env_gateway.ports import BackendError
-from tests.env_gateway.support import opened, running, until
+from tests.env_gateway.support import open_spec, opened, running, until
 
 
 async def test_a_pause_of_a_day_that_a_server_asks_for_is_not_kept(
@@ -63,3 +66,80 @@ async def test_a_journal_that_cannot_be_written_takes_no_place_for_ever(
         monkeypatch.setattr(Journal, "deleted", deleted)
         gateway.close(session.episode.episode_id)
         await until(lambda: not gateway.admission.held)
+
+
+class Counted(FakeBackend):
+    """Notes how many deletions it is asked for at once; more than `bears` are refused."""
+
+    def __init__(self, bears: int = 1000) -> None:
+        super().__init__()
+        self.bears, self.closing, self.most, self.refused = bears, 0, 0, 0
+
+    async def step(self, name: str) -> None:
+        if name != "close":
+            return await super().step(name)
+        if self.closing >= self.bears:
+            self.refused += 1
+            raise BackendError("throttled", "too many at once", delivered=False)
+        self.closing += 1
+        self.most = max(self.most, self.closing)
+        try:
+            await asyncio.sleep(0.01)
+        finally:
+            self.closing -= 1
+
+
+LIMITS = {"start_creating": 4, "max_creating": 8, "creates_per_s": 10_000.0}
+
+
+async def test_a_drain_deletes_no_more_at_once_than_are_created_at_once() -> None:
+    backend = Counted()
+    async with running(backend, limits=LIMITS) as gateway:
+        await asyncio.gather(*(opened(gateway, open_spec(i)) for i in range(60)))
+        await gateway.drain(0.0)
+        [deletions] = [each for each in limiters(gateway) if each.name == "deletions"]
+    assert not backend.running
+    assert 4 < backend.most <= 8
+    assert (deletions.of, deletions.in_flight, deletions.waiting) == ("embedded", 0, 0)
+
+
+async def test_deletions_keep_to_the_rate_of_creations() -> None:
+    backend = Counted()
+    limits = {"creates_per_s": 100.0, "creates_burst": 4}
+    async with running(backend, limits=limits) as gateway:
+        await asyncio.gather(*(opened(gateway, open_spec(i)) for i in range(24)))
+        started = time.monotonic()
+        await gateway.drain(0.0)
+        assert time.monotonic() - started >= 0.19
+
+
+async def test_what_a_predecessor_left_is_deleted_as_slowly(tmp_path: Path) -> None:
+    backend, path = Counted(), tmp_path / "journal.sqlite"
+    journal = Journal(path)
+    for number in range(40):
+        journal.creating(f"old-{number}", backend="embedded")
+        journal.created(f"old-{number}", f"instance-{number}")
+    journal.close()
+    async with running(backend, journal=path, limits=LIMITS) as gateway:
+        await until(lambda: gateway.closer.reclaimed == 40)
+    assert backend.most <= 8
+
+
+async def test_a_control_plane_that_bears_few_deletions_is_asked_for_fewer() -> None:
+    backend = Counted(bears=3)
+    limits = {**LIMITS, "start_creating": 16, "max_creating": 64}
+    async with running(backend, limits=limits) as gateway:
+        await asyncio.gather(*(opened(gateway, open_spec(i)) for i in range(40)))
+        await gateway.drain(0.0)
+        assert not backend.running
+        assert gateway.closer.deletions["embedded"].gate.limit < 16
+    assert backend.refused < 40
+
+
+async def test_a_drain_waits_for_as_long_as_deletions_come_to_an_end() -> None:
+    backend = Counted()
+    limits = {"start_creating": 1, "max_creating": 1, "creates_per_s": 10_000.0}
+    async with running(backend, limits=limits, close_timeout_s=0.1) as gateway:
+        await asyncio.gather(*(opened(gateway, open_spec(i)) for i in range(30)))
+        await gateway.drain(0.0)
+        assert not backend.running

@@ -10,9 +10,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from services.env_gateway.adapters.fake import FakeBackend
 from services.env_gateway.adapters.fleet.heartbeats import Heartbeats
 from services.env_gateway.adapters.fleet.schedule import BeatSchedule
+from services.env_gateway.alarms import LateHeartbeats, Lateness
+from services.env_gateway.overview import keep_alarms
 from services.env_gateway.ports import BackendError
+from tests.env_gateway.support import running
 from tests.env_gateway.virtual_time import in_virtual_time
 
 TTL_S = 60.0
@@ -319,3 +323,39 @@ class ScheduleMachine(RuleBasedStateMachine):
 
 TestSchedule = ScheduleMachine.TestCase
 TestSchedule.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+
+
+def looked(alarms: LateHeartbeats, late: int, now: float) -> list[str]:
+    """The causes of what is raised."""
+    alarms.look({"fleet": Lateness(late, 9, "timeout: no answer\nin 20 s")}, now)
+    return [alarm.cause for alarm in alarms.raised]
+
+
+def test_late_beats_raise_one_alarm_which_ends_once_none_was_late_for_a_while() -> None:
+    alarms = LateHeartbeats()
+    assert looked(alarms, 0, 0.0) == []
+    (cause,) = looked(alarms, 3, 1.0)
+    assert cause.startswith("3 of 9 instances") and cause.endswith(": timeout: no answer in 20 s")
+    assert looked(alarms, 5, 2.0) == [cause], "its words do not change, or it were another"
+    assert looked(alarms, 0, 31.9) == [cause]
+    assert looked(alarms, 1, 32.0) == [cause]
+    assert looked(alarms, 0, 61.0) == [cause]
+    assert looked(alarms, 0, 62.0) == []
+
+
+async def test_a_gateway_tells_of_late_beats_at_once() -> None:
+    class Beating(FakeBackend):
+        late, beating, last_failure = 0, 4, "throttled: 429"
+
+    backend, alarms, changed = Beating(), LateHeartbeats(), asyncio.Event()
+    async with running(backend) as gateway:
+        keeping = asyncio.create_task(keep_alarms(gateway, alarms, changed.set))
+        await asyncio.sleep(0.05)
+        assert not changed.is_set()
+        backend.late = 2
+        async with asyncio.timeout(5):
+            await changed.wait()
+        keeping.cancel()
+    (alarm,) = alarms.raised
+    assert (alarm.rule, alarm.scope, alarm.severity) == ("late_heartbeats", "embedded", "error")
+    assert "2 of 4 instances" in alarm.cause and "429" in alarm.cause

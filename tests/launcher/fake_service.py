@@ -4,11 +4,14 @@ import asyncio
 import os
 import signal
 import sys
+from pathlib import Path
 
 from services.common.config import Model
 from services.common.errors import ConfigError
 from services.common.main import Runtime, entry
-from services.common.membership import RegistryContract, Status
+from services.common.membership import RaisedAlarm, RegistryContract, Status
+
+ALARM = RaisedAlarm("late_heartbeats", "fleet", "error", 0, "3 of 9 were not heard of", "wait")
 
 
 class FakeConfig(Model):
@@ -23,6 +26,8 @@ class FakeConfig(Model):
     # Start a process in a session of its own and leave it behind.
     litter: bool = False
     message: str = "hello"
+    # While this file is there, an alarm is raised.
+    alarmed_by: str = ""
     # Variables whose values are in the message of the crash, as vendors' libraries have them.
     repeats: tuple[str, ...] = ()
 
@@ -47,7 +52,13 @@ async def serve(runtime: Runtime[FakeConfig]) -> None:
     if config.deaf:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     status = Status("serving", serving=True)
-    runtime.report(lambda: status)
+
+    def told() -> Status:
+        alarmed = bool(config.alarmed_by) and Path(config.alarmed_by).exists()
+        status.alarms = [ALARM] if alarmed else []
+        return status
+
+    runtime.report(told)
     await runtime.announce("127.0.0.1:9")
     _crash(runtime)
     if runtime.service == "learner":

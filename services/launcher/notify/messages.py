@@ -102,7 +102,7 @@ def of_spending(facts: Facts) -> dict[str, Message]:
 
 
 def of_alarm(run_id: str, alarm: Alarm) -> Message:
-    """An alarm of the learner, or what is good news."""
+    """An alarm of a service, or what is good news."""
     kind = Kind.NOTICE if alarm.severity == "notice" else Kind.ALARM
     name = alarm.rule.replace("_", " ")
     title = f"{kind.capitalize()}: {name}"

@@ -741,10 +741,10 @@ class LimiterStatus(google.protobuf.message.Message):
     WAITING_FIELD_NUMBER: builtins.int
     name: builtins.str
     """`episodes`, `calls`, `warmups` (instances asked for their tools),
-    `creations` or `grades`.
+    `creations`, `deletions` or `grades`.
     """
     of: builtins.str
-    """The environment, or for creations and grades the backend; empty for all
+    """The environment, or the backend of creations, deletions and grades; empty for all
     of them.
     """
     limit: builtins.int

@@ -41,8 +41,8 @@ global___AlarmSeverity = AlarmSeverity
 
 @typing.final
 class Alarm(google.protobuf.message.Message):
-    """An alarm of the learner. `rule` and `scope` together name it: it is raised
-    once, and cleared when its cause is gone.
+    """An alarm of the learner, or of an env_gateway. `rule` and `scope` together
+    name it: it is raised once, and cleared when its cause is gone.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -56,10 +56,14 @@ class Alarm(google.protobuf.message.Message):
     rule: builtins.str
     """As docs/metrics.md lists them: `failing_environment`, `run_failed`, ..."""
     scope: builtins.str
-    """An environment, a stage, a set of tasks; `all` where it is of none."""
+    """An environment, a backend, a stage, a set of tasks; `all` where it is of
+    none.
+    """
     severity: global___AlarmSeverity.ValueType
     step: builtins.int
-    """Of the run, when it was raised."""
+    """Of the run, when it was raised; an env_gateway says 0, and the launcher
+    puts in the learner's.
+    """
     cause: builtins.str
     """What is the matter, with figures; one line of printable characters."""
     fix: builtins.str

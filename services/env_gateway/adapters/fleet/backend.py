@@ -306,6 +306,14 @@ class FleetBackend:
     def late(self) -> int:
         return self.heartbeats.late
 
+    @property
+    def beating(self) -> int:
+        return len(self.heartbeats)
+
+    @property
+    def last_failure(self) -> str:
+        return self.heartbeats.last_failure
+
     async def close(self) -> None:
         await self.heartbeats.close()
         await self.api.http.close()

@@ -37,8 +37,12 @@ class Heartbeats:
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._failures = 0
-        self._last_failure = ""
+        self.last_failure = ""
         self._told_at = -math.inf
+
+    def __len__(self) -> int:
+        """Instances that are kept."""
+        return len(self._schedule)
 
     @property
     def late(self) -> int:
@@ -104,7 +108,7 @@ class Heartbeats:
             return
         self._schedule.failed(instance_id, _now(), error.retry_after_s)
         self._failures += 1
-        self._last_failure = str(error)
+        self.last_failure = str(error)
 
     def _tell(self, now: float) -> None:
         late = self._schedule.late(now)
@@ -118,7 +122,7 @@ class Heartbeats:
             late=late,
             instances=len(self._schedule),
             failures=self._failures,
-            error=self._last_failure,
+            error=self.last_failure,
         )
         self._failures, self._told_at = 0, now
 
