@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from services.common.log import get_logger
+from services.common.parsing import aside
 from services.env_gateway import meters
 from services.env_gateway.adaptive import AdaptiveLimit, Breaker, FixedLimit
 from services.env_gateway.computer import only_looks
@@ -138,7 +139,9 @@ class Caller:
         if tool is None:
             return _told(Outcome.BAD_TOOL, f"unknown tool {name[:100]!r}")
         try:
-            arguments = _arguments(session, tool, arguments_json)
+            arguments = await aside(
+                len(arguments_json), lambda: _arguments(session, tool, arguments_json)
+            )
             if is_final_answer(tool):
                 return _submitted(session, final_answer(arguments))
         except TaskError as error:

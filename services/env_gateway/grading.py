@@ -3,7 +3,6 @@
 A grade that is not known is never 0: it would push the policy away from what may have been right.
 """
 
-import ast
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import cast
 
-from services.common.text import one_line
+from services.common.parsing import Limits, parse_literal
 from services.env_gateway.ports import Execution
 
 _STDOUT_BYTES = 64 * 2**10
@@ -19,10 +18,11 @@ _CHECKS_KEPT = 200
 # 200 passed and 200 failed checks fit into one message, whatever their characters.
 _CHECK_CHARS = 500
 # Of a line of a verifier that is shown.
-_LINE_CHARS = 120
 _OPENED = re.compile(r">>> (?P<kind>ERROR|SUCCESS)_ACCUMULATOR >>>\n")
 # Of a longer output only this much, its end, is searched for checks.
 _SEARCHED_CHARS = 2**19
+# A longer list of checks is read by its lines: Python takes milliseconds for each KiB.
+_LIST_LIMITS = Limits(bytes=2**15, values=4096)
 _APP = re.compile(r"^(?P<name>App \S.*?): (?P<passed>[01])[ \t\r]*$", re.MULTILINE)
 _JUDGE_ERROR = re.compile(r"^[^\S\n]*JUDGE ERROR:(?P<detail>.*)$", re.MULTILINE)
 
@@ -52,17 +52,6 @@ class Grade:
     @property
     def known(self) -> bool:
         return self.reward is not None
-
-
-class VerifierError(ValueError):
-    """The source holds no function that could be a verifier."""
-
-
-@dataclass(frozen=True, slots=True)
-class VerifierFunction:
-    name: str
-    takes_final_answer: bool
-    takes_conversation: bool
 
 
 def no_grade(reason: Reason, detail: str, *, attempts: int = 0) -> Grade:
@@ -102,10 +91,9 @@ def parse_checks(stdout: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     stdout = stdout[-_SEARCHED_CHARS:]
     if apps := {match["name"]: match["passed"] == "1" for match in _APP.finditer(stdout)}:
         return _named(apps, passed=True), _named(apps, passed=False)
-    found: dict[str, tuple[str, ...]] = {"SUCCESS": (), "ERROR": ()}
-    for kind, body in _accumulators(stdout):
-        found[kind] = _checks(body)
-    return found["SUCCESS"], found["ERROR"]
+    last = dict(_accumulators(stdout))
+    passed, failed = (_checks(last[kind]) if kind in last else () for kind in ("SUCCESS", "ERROR"))
+    return passed, failed
 
 
 def partial_reward(
@@ -115,52 +103,6 @@ def partial_reward(
     earned = sum(check not in free for check in passed)
     total = earned + sum(check not in free for check in failed)
     return earned / total if total else None
-
-
-def find_verifier(source: str) -> VerifierFunction:
-    """The verifier among the functions of `source`, by its shape rather than its name.
-
-    It is the one decorated with `verifier`, else the first whose first parameter is `env`, else
-    the first. Raises VerifierError.
-    """
-    try:
-        functions = [
-            node
-            for node in ast.parse(source).body
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        ]
-    except SyntaxError as error:
-        raise VerifierError(f"the verifier does not compile: {_placed(error, source)}") from None
-    except (ValueError, RecursionError, MemoryError) as error:
-        raise VerifierError(f"the verifier does not compile: {error}") from None
-    if not functions:
-        raise VerifierError("the verifier defines no function")
-    function = min(functions, key=_rank)
-    if isinstance(function, ast.AsyncFunctionDef):
-        raise VerifierError(f"the verifier {function.name!r} is async; only plain functions run")
-    names = {a.arg for a in [*function.args.args, *function.args.kwonlyargs]}
-    takes_all = function.args.kwarg is not None
-    return VerifierFunction(
-        function.name,
-        takes_final_answer=takes_all or "final_answer" in names,
-        takes_conversation=takes_all or "conversation" in names,
-    )
-
-
-def _placed(error: SyntaxError, source: str) -> str:
-    """What is wrong, where, and the line itself."""
-    lines = source.splitlines()
-    if not error.lineno or error.lineno > len(lines):
-        return error.msg
-    line = one_line(lines[error.lineno - 1], _LINE_CHARS)
-    return f"{error.msg}, in line {error.lineno}: {line}"
-
-
-def _rank(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    if any("verifier" in ast.unparse(d) for d in function.decorator_list):
-        return 0
-    first = [*function.args.posonlyargs, *function.args.args][:1]
-    return 1 if first and first[0].arg == "env" else 2
 
 
 def _failure(execution: Execution) -> tuple[Reason | None, str]:
@@ -208,12 +150,14 @@ def _accumulators(stdout: str) -> Iterator[tuple[str, str]]:
 
 def _checks(body: str) -> tuple[str, ...]:
     try:
-        value = ast.literal_eval(body.strip())
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        value = body.splitlines()
-    items = (
-        cast("list[object]", value) if isinstance(value, list | tuple) else [cast("object", value)]
-    )
+        return _told(parse_literal(body.strip(), _LIST_LIMITS))
+    except ValueError:
+        # No literal, or one with an integer that Python does not write out.
+        return _told(body.splitlines())
+
+
+def _told(value: object) -> tuple[str, ...]:
+    items = cast("list[object]", value) if isinstance(value, list | tuple) else [value]
     return tuple(str(item)[:_CHECK_CHARS] for item in items[:_CHECKS_KEPT])
 
 

@@ -11,6 +11,7 @@ from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc
 from services.common import rpc
 from services.common.errors import ServiceError
+from services.common.parsing import aside
 from services.env_gateway import codec
 from services.env_gateway.episodes import CallSeqError, EpisodeLostError, State
 from services.env_gateway.gateway import DrainingError, Gateway, UnknownEnvironmentError
@@ -49,7 +50,10 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
     ) -> AsyncIterator[pb.OpenEpisodeResponse]:
         gateway = self._gateway
         with _refusals():
-            session = gateway.open(codec.decode_open(request, gateway.config))
+            spec = await aside(
+                len(request.task_json), lambda: codec.decode_open(request, gateway.config)
+            )
+            session = gateway.open(spec)
             gateway.join(session)
             # Not in a `finally`: a call that is cancelled while it writes leaves this generator
             # suspended until the garbage collector comes by.

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, cast
 
+from services.common.parsing import Limits, ParseError, TooLargeError, parse_json
+from services.env_gateway.verify.shape import MAX_SOURCE_BYTES
+
 _ALIASES = {
     "key": "task_key",
     "env_id": "env_key",
@@ -21,6 +24,8 @@ _CURRENT_DATE = "CURRENT_DATE"
 # What workers are told of a task travels in one message, with the environment's tools.
 _TOLD = ("prompt", "env_variables")
 _TOLD_BYTES = 2**18
+# A message carries no more bytes anyway; tens of milliseconds of parsing.
+_LIMITS = Limits(bytes=2**21, values=2**16)
 
 
 class TaskError(ValueError):
@@ -73,31 +78,14 @@ def parse_task(text: str) -> Task:
 def load_object(text: str, what: str) -> dict[str, Any]:
     """Parse a JSON object strictly: no repeated keys, no NaN or Infinity. Raises TaskError."""
     try:
-        value = _STRICT.decode(text)
-    except RecursionError:
-        raise TaskError(f"{what} is nested too deeply") from None
-    except ValueError as error:
+        value = parse_json(text, _LIMITS, strict=True)
+    except TooLargeError as error:
+        raise TaskError(f"{what} is too large: {error}") from None
+    except ParseError as error:
         raise TaskError(f"{what} is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise TaskError(f"{what} is a JSON {type(value).__name__}, not an object")
     return cast("dict[str, Any]", value)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {repeated[:100]!r} is repeated")
-    return result
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-# Made once: a decoder costs more than a small object to decode.
-_STRICT = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse_constant)
 
 
 def _text(fields: Mapping[str, Any], name: str, *, required: bool = False) -> str:
@@ -159,5 +147,7 @@ def _check_texts(task: Task) -> None:
         except UnicodeEncodeError:
             raise TaskError(f"{name} holds a lone surrogate, which is not text") from None
         told += size if name in _TOLD else 0
+        if name == "verifier" and size > MAX_SOURCE_BYTES:
+            raise TaskError(f"verifier_func has {size} bytes, more than {MAX_SOURCE_BYTES}")
     if told > _TOLD_BYTES:
         raise TaskError(f"{' and '.join(_TOLD)} take {told} bytes, more than {_TOLD_BYTES}")

@@ -16,9 +16,6 @@ from services.env_gateway.config import EnvGatewayConfig, VerifiersConfig
 from services.env_gateway.grading import (
     Grade,
     Reason,
-    VerifierError,
-    VerifierFunction,
-    find_verifier,
     judge,
     no_grade,
     partial_reward,
@@ -42,6 +39,8 @@ from services.env_gateway.ports import (
 from services.env_gateway.retry import Backoff
 from services.env_gateway.session import Session
 from services.env_gateway.untouched import Untouched
+from services.env_gateway.verify.finding import Finder
+from services.env_gateway.verify.shape import VerifierError, VerifierFunction, find_verifier
 
 _LOG = get_logger(__name__)
 _BASE_S, _CAP_S = 0.2, 5.0
@@ -110,6 +109,7 @@ class VerifierRunner:
         self._grader = grader
         self._digests = digests
         self._untouched = Untouched()
+        self._finder = Finder()
         self._rng = rng or random.Random()
 
     async def grade(
@@ -162,7 +162,7 @@ class VerifierRunner:
             execution = await instance.grade(work.submission, timeout_s=timeout_s)
             if execution is not None:
                 return execution
-            verification = self._verification(instance, work.submission, work.until)
+            verification = await self._verification(instance, work.submission, work.until)
             return await self._execute(verification, work.until)
 
     async def _settled(
@@ -189,14 +189,14 @@ class VerifierRunner:
             work.refusal = str(error) if refused else ""
             await asyncio.sleep(wait_s)
 
-    def _verification(
+    async def _verification(
         self, instance: Instance, submission: Submission, until: float
     ) -> Verification:
         """Raises VerifierError."""
         source = submission.task.verifier
         if source is None:
             raise _NoVerifierError("the task has no verifier")
-        function = find_verifier(source)
+        function = await self._finder.find(source)
         asking = _Asking(until, self._config.timeout_s, self._rng)
         return Verification(
             source=source,
@@ -223,7 +223,7 @@ class VerifierRunner:
 
     async def _earned(self, grade: Grade, work: "_Work", instance: Instance) -> float | None:
         try:
-            verification = self._verification(instance, work.submission, work.until)
+            verification = await self._verification(instance, work.submission, work.until)
         except VerifierError:
             return None
 

@@ -11,8 +11,6 @@ from services.common.config import parse
 from services.common.errors import ConfigError
 from services.env_gateway.config import EnvGatewayConfig
 from services.env_gateway.grading import (
-    VerifierError,
-    find_verifier,
     judge,
     parse_checks,
     partial_reward,
@@ -20,6 +18,7 @@ from services.env_gateway.grading import (
 from services.env_gateway.ports import Execution
 from services.env_gateway.retry import Backoff, RetryBudget
 from services.env_gateway.tasks import TaskError, parse_task
+from services.env_gateway.verify.shape import VerifierError, find_verifier
 from tests.env_gateway.support import task_json
 
 JSON = st.recursive(

@@ -13,14 +13,13 @@ from services.env_gateway.gateway import Gateway
 from services.env_gateway.grading import (
     Grade,
     Reason,
-    VerifierError,
-    find_verifier,
     judge,
     parse_checks,
     partial_reward,
 )
 from services.env_gateway.ports import BackendError, Execution
 from services.env_gateway.verify.pool import VerifierPool
+from services.env_gateway.verify.shape import VerifierError, find_verifier
 from tests.env_gateway.support import open_spec, opened, running, task_json
 
 # In the style of Fleet's verifiers over several apps: one line each, and the least of all counts.
@@ -282,3 +281,14 @@ def test_a_share_is_between_none_and_all(
 @given(st.text(), st.text())
 def test_nothing_that_is_printed_breaks_the_reading_of_checks(body: str, rest: str) -> None:
     parse_checks(f">>> ERROR_ACCUMULATOR >>>\n{body}\n<<< ERROR_ACCUMULATOR <<<{rest}")
+
+
+@pytest.mark.parametrize(
+    "printed",
+    ["0x" + "f" * 20_000, "[" * 100, "{[]: 1}", "-" * 9000 + "1", "[" + "1," * 9000 + "]", r"'\d'"],
+    ids=lambda text: text[:6],
+)
+def test_any_list_of_checks_is_read(printed: str) -> None:
+    stdout = f">>> ERROR_ACCUMULATOR >>>\n{printed}\n<<< ERROR_ACCUMULATOR <<<"
+    passed, failed = parse_checks(stdout)
+    assert not passed and failed and all(len(check) <= 500 for check in failed)

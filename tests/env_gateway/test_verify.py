@@ -2,13 +2,14 @@
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from services.env_gateway.grading import find_verifier, judge
+from services.env_gateway.grading import judge
 from services.env_gateway.ports import (
     BackendError,
     Execution,
@@ -26,7 +27,9 @@ from services.env_gateway.verify.dialect import (
     without_fleet,
 )
 from services.env_gateway.verify.pool import VerifierPool
+from services.env_gateway.verify.protocol import ProtocolError, parse
 from services.env_gateway.verify.rules import IgnoreConfig
+from services.env_gateway.verify.shape import find_verifier
 
 SEED = """
 CREATE TABLE bookings (id INTEGER PRIMARY KEY, guest TEXT, hotel_id INT, extra TEXT);
@@ -329,3 +332,11 @@ def test_text_helpers_compare_as_fleets_do() -> None:
 def test_imports_of_the_sdk_are_removed_and_others_kept() -> None:
     source = "from fleet import a\nimport fleet.verifiers\nimport json\nfleeting = 1\n"
     assert without_fleet(source) == "import json\nfleeting = 1\n"
+
+
+@pytest.mark.parametrize("line", [b"[" + b"[]," * 2**20 + b"1]", b'{"done":' * 4000])
+def test_a_line_that_would_build_too_much_is_refused_unbuilt(line: bytes) -> None:
+    began = time.process_time()
+    with pytest.raises(ProtocolError, match=r"too much at once: it (holds more|is nested)"):
+        parse(line)
+    assert time.process_time() - began < 0.2

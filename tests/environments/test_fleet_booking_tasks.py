@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from environments.api import Instance
-from services.env_gateway.grading import find_verifier, parse_checks
+from services.env_gateway.grading import parse_checks
 from services.env_gateway.ports import QueryError, Rows, SqlValue, Verification
 from services.env_gateway.tasks import parse_task
 from services.env_gateway.verify.dialect import (
@@ -22,6 +22,7 @@ from services.env_gateway.verify.dialect import (
     without_fleet,
 )
 from services.env_gateway.verify.pool import VerifierPool
+from services.env_gateway.verify.shape import find_verifier
 from tests.environments.fleet_booking_file import (
     DRAWN_REFERENCE,
     OTHER_USER,

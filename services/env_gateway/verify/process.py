@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.common.log import get_logger
+from services.common.parsing import aside
 from services.env_gateway.ports import QueryError, Text, Verification
 from services.env_gateway.verify.protocol import (
     LINE_BYTES,
@@ -160,7 +161,7 @@ class WorkerProcess:
         if not line:
             raise WorkerDiedError("the verifier's process ended")
         budget.spend(line)
-        return parse(line)
+        return await aside(len(line), lambda: parse(line))
 
 
 async def _spawn(command: Command, info: int) -> asyncio.subprocess.Process:

@@ -4,13 +4,15 @@ The verifier runs in that process and can write whatever it likes, so every line
 the most that it can claim is a result, which it could as well have returned.
 """
 
-import json
 from dataclasses import dataclass
 from typing import Any, cast
 
+from services.common.parsing import Limits, ParseError, TooLargeError, parse_json
 from services.env_gateway.ports import SqlValue
 
 LINE_BYTES = 4 * 2**20
+# A query has at most 32,766 arguments, which is the most that one line has reason to hold.
+_LIMITS = Limits(bytes=LINE_BYTES, values=2**16)
 # What one verifier may write in all, and how often it may ask.
 _TOTAL_BYTES = 16 * 2**20
 _MESSAGES = 20_000
@@ -64,8 +66,10 @@ Message = Ready | Snapshot | Query | Call | Done
 def parse(line: bytes) -> Message:
     """Raises ProtocolError."""
     try:
-        message: Any = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        message: Any = parse_json(line, _LIMITS)
+    except TooLargeError as error:
+        raise ProtocolError(f"the verifier's process wrote too much at once: {error}") from error
+    except ParseError as error:
         raise ProtocolError("the verifier's process wrote something else than JSON") from error
     match message:
         case {"ready": True}:

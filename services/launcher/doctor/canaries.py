@@ -35,7 +35,7 @@ from services.launcher.runs import GATEWAY, LEARNER, RunMode
 _MOST_VERIFIERS = 1000
 _COMPILE = """
 import json, sys
-from services.env_gateway.grading import VerifierError, find_verifier
+from services.env_gateway.verify.shape import VerifierError, find_verifier
 
 wrong = {}
 for digest, source in json.load(sys.stdin).items():

@@ -14,8 +14,9 @@ from typing import Any, cast
 
 from services.env_gateway.adapters.fleet.api import FleetApi
 from services.env_gateway.adapters.fleet.errors import FleetError
-from services.env_gateway.grading import VerifierError, VerifierFunction, find_verifier
 from services.env_gateway.ports import Execution, Submission
+from services.env_gateway.verify.finding import Finder
+from services.env_gateway.verify.shape import VerifierError, VerifierFunction
 
 _DEFAULT_REGION = "us-west-1"
 _KNOWN_KEPT = 4096
@@ -58,6 +59,7 @@ class FleetVerifier:
     def __init__(self, api: FleetApi, region: str | None) -> None:
         self._api = api
         self._region = region or _DEFAULT_REGION
+        self._finder = Finder()
         self._uploaded: OrderedDict[str, None] = OrderedDict()
 
     async def run(self, instance_id: str, submission: Submission, timeout_s: float) -> Execution:
@@ -65,7 +67,7 @@ class FleetVerifier:
         source = submission.task.verifier
         assert source is not None, "a task without a verifier is not sent to Fleet"
         try:
-            function = find_verifier(source)
+            function = await self._finder.find(source)
         except VerifierError as error:
             return Execution(error=f"of task {submission.task.key!r}, {error}")
         request = _request(instance_id, submission, function, bundle_of(source), timeout_s)

@@ -1,0 +1,166 @@
+"""Outside text as values, bounded before anything is built of it.
+
+CPython's parsers hold the interpreter while they run, in a thread as well, so that a limit on time
+alone comes too late. Their time and memory follow from how much they build, and that is counted
+first, at a gigabyte a second: commas, colons and brackets outside strings, and how deep these nest.
+"""
+
+import ast
+import asyncio
+import json
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+
+T = TypeVar("T")
+
+# Text above this is handled in a thread: what its parser calls back lets the event loop in.
+ASIDE_BYTES = 2**16
+# No double holds more; the time to convert an integer grows with the square of its digits.
+_DIGITS = 512
+_STRUCTURE = b",:[{"
+_BRACKETS = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_SHOWN = 100
+
+
+class ParseError(ValueError):
+    """The text is not what it should be; the message says where."""
+
+
+class TooLargeError(ParseError):
+    """The text exceeds a limit; the message says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much one text may hold: `values` counts values, keys and containers, and `depth` how far
+    containers nest."""
+
+    bytes: int
+    values: int
+    depth: int = 100
+
+
+def parse_json(text: str | bytes, limits: Limits, *, strict: bool = False) -> Any:
+    """Return the value of a JSON text; a strict one repeats no key and has finite numbers only.
+    Raises ParseError."""
+    data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+    check_json(data, limits)
+    try:
+        given = text if isinstance(text, str) else data.decode("utf-8-sig", "surrogatepass")
+        return (_STRICT if strict else _LENIENT).decode(given)
+    except RecursionError:
+        raise TooLargeError("it is nested too deeply") from None
+    except ValueError as error:
+        raise ParseError(str(error)) from None
+
+
+async def parse_json_aside(text: str | bytes, limits: Limits, *, strict: bool = False) -> Any:
+    """The same off the event loop for a text that takes long. Raises ParseError."""
+    return await aside(len(text), lambda: parse_json(text, limits, strict=strict))
+
+
+async def aside(size: int, work: Callable[[], T]) -> T:
+    """Do the work on `size` bytes, in a thread when they are many."""
+    return await asyncio.to_thread(work) if size > ASIDE_BYTES else work()
+
+
+def check_json(data: bytes, limits: Limits) -> None:
+    """Raises TooLargeError. Counts at first what stands in strings as well, which is cheaper and
+    mostly enough."""
+    if len(data) > limits.bytes:
+        raise TooLargeError(f"it has {len(data)} bytes, more than {limits.bytes}")
+    openers = data.count(b"[") + data.count(b"{")
+    if _marks(data) < limits.values and openers <= limits.depth:
+        return
+    structure = _outside_strings(data, limits)
+    if _marks(structure) >= limits.values:
+        raise _too_many(limits)
+    if _deeper(structure, limits.depth):
+        raise TooLargeError(f"it is nested more than {limits.depth} deep")
+
+
+def parse_literal(text: str, limits: Limits) -> Any:
+    """Return the value of a Python literal, such as a list that was printed. Raises ParseError."""
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if size > limits.bytes:
+        raise TooLargeError(f"it has {size} bytes, more than {limits.bytes}")
+    if text.count(",") >= limits.values:
+        raise _too_many(limits)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.literal_eval(text)
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        raise ParseError(f"it is no literal: {error!r}"[:500]) from None
+
+
+def integer(digits: str) -> int:
+    """An integer of JSON, of up to 512 digits. Raises ValueError."""
+    if len(digits) > _DIGITS:
+        raise ValueError(f"an integer of {len(digits)} digits is too long; {_DIGITS} are allowed")
+    return int(digits)
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, in one pass. Raises ValueError for a key that is repeated."""
+    result = dict(pairs)
+    if len(result) == len(pairs):
+        return result
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            raise ValueError(f"the key {name[:_SHOWN]!r} is repeated")
+        seen.add(name)
+    raise AssertionError("a key is missing and none is repeated")
+
+
+def _marks(data: bytes) -> int:
+    return sum(data.count(mark) for mark in _STRUCTURE)
+
+
+def _outside_strings(data: bytes, limits: Limits) -> bytes:
+    """A JSON text without its strings. Exact as far as the text is JSON, which is as far as a
+    parser reads. Raises TooLargeError when there are more strings than values allowed."""
+    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if plain.count(b'"') > 2 * limits.values:
+        raise _too_many(limits)
+    return b"".join(plain.split(b'"')[::2])
+
+
+def _deeper(structure: bytes, depth: int) -> bool:
+    """Whether brackets nest deeper: each pass takes away the innermost."""
+    left = structure.translate(_BRACKETS, _NO_BRACKETS)
+    for _ in range(depth):
+        if b"[]" not in left:
+            break
+        left = left.replace(b"[]", b"")
+    return b"[]" in left or left.count(b"[") > depth
+
+
+def _too_many(limits: Limits) -> TooLargeError:
+    return TooLargeError(f"it holds more than {limits.values} values")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:_SHOWN]} is too large for a number")
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+# Made once: a decoder costs more than a small object to decode.
+_LENIENT = json.JSONDecoder(parse_int=integer)
+_STRICT = json.JSONDecoder(
+    object_pairs_hook=unique,
+    parse_constant=_refuse_constant,
+    parse_int=integer,
+    parse_float=_finite,
+)

@@ -1,0 +1,97 @@
+"""The verifier among the functions of its source, found without running it. Runs in a process of
+its own for what a stranger wrote at length.
+"""
+
+import ast
+import json
+import resource
+import sys
+import warnings
+from dataclasses import asdict, dataclass
+
+from services.common.text import one_line
+
+MAX_SOURCE_BYTES = 2**18
+_LINE_CHARS = 120
+# A syntax tree takes some hundred times the bytes of its source.
+_MEMORY_BYTES, _CPU_S = 2**30, 5
+
+
+class VerifierError(ValueError):
+    """The source holds no function that could be a verifier."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierFunction:
+    name: str
+    takes_final_answer: bool
+    takes_conversation: bool
+
+
+def find_verifier(source: str) -> VerifierFunction:
+    """The verifier among the functions of `source`, by its shape rather than its name.
+
+    It is the one decorated with `verifier`, else the first whose first parameter is `env`, else
+    the first. Raises VerifierError.
+    """
+    functions = _functions(source)
+    if not functions:
+        raise VerifierError("the verifier defines no function")
+    function = min(functions, key=_rank)
+    if isinstance(function, ast.AsyncFunctionDef):
+        raise VerifierError(f"the verifier {function.name!r} is async; only plain functions run")
+    names = {a.arg for a in [*function.args.args, *function.args.kwonlyargs]}
+    takes_all = function.args.kwarg is not None
+    return VerifierFunction(
+        function.name,
+        takes_final_answer=takes_all or "final_answer" in names,
+        takes_conversation=takes_all or "conversation" in names,
+    )
+
+
+def main() -> None:
+    """Tell of the source on standard input, as JSON on standard output."""
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    source = sys.stdin.buffer.read(MAX_SOURCE_BYTES + 1).decode("utf-8", "replace")
+    try:
+        told = asdict(find_verifier(source))
+    except VerifierError as error:
+        told = {"error": str(error)[:1000]}
+    print(json.dumps(told))
+
+
+def _functions(source: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    try:
+        with warnings.catch_warnings():
+            # They would be printed, a line of the source each.
+            warnings.simplefilter("ignore")
+            body = ast.parse(source).body
+    except SyntaxError as error:
+        raise VerifierError(f"the verifier does not compile: {_placed(error, source)}") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise VerifierError(f"the verifier does not compile: {error}") from None
+    return [node for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def _placed(error: SyntaxError, source: str) -> str:
+    """What is wrong, where, and the line itself."""
+    lines = source.splitlines()
+    if not error.lineno or error.lineno > len(lines):
+        return error.msg
+    line = one_line(lines[error.lineno - 1], _LINE_CHARS)
+    return f"{error.msg}, in line {error.lineno}: {line}"
+
+
+def _rank(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    if any(_is_verifier(decorator) for decorator in function.decorator_list):
+        return 0
+    first = [*function.args.posonlyargs, *function.args.args][:1]
+    return 1 if first and first[0].arg == "env" else 2
+
+
+def _is_verifier(decorator: ast.expr) -> bool:
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+    return "verifier" in name

@@ -1,0 +1,61 @@
+"""Which function of a source is the verifier is found without holding the gateway."""
+
+import asyncio
+import time
+
+import pytest
+
+from services.env_gateway.tasks import TaskError, parse_task
+from services.env_gateway.verify import finding
+from services.env_gateway.verify.finding import Finder
+from services.env_gateway.verify.shape import MAX_SOURCE_BYTES, VerifierError, VerifierFunction
+from tests.env_gateway.support import task_json
+
+LONG = "x = 1\n" * 20_000
+VERIFIER = "def verify(env, final_answer=None): return 1\n"
+
+
+async def test_a_long_source_is_parsed_in_another_process_and_once() -> None:
+    finder = Finder()
+    began = time.thread_time()
+    found = await asyncio.gather(*(finder.find(VERIFIER + LONG) for _ in range(8)))
+    assert set(found) == {VerifierFunction("verify", True, False)}
+    assert time.thread_time() - began < 0.1
+    began = time.monotonic()
+    assert await finder.find(VERIFIER + LONG) == found[0]
+    assert time.monotonic() - began < 0.02
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("-" * 100_000 + "1", "does not compile"),
+        ("(" * 100_000, "too many nested parentheses"),
+        ("a." * 100_000 + "a", "defines no function|does not compile"),
+        (LONG, "defines no function"),
+        ("\0" * 10_000, "null bytes"),
+        (VERIFIER + " " * MAX_SOURCE_BYTES, "262189 bytes, more than 262144"),
+        ("async " + VERIFIER + LONG, "only plain functions run"),
+    ],
+    ids=lambda value: repr(value)[:12],
+)
+async def test_a_source_that_is_no_verifier_is_told(source: str, message: str) -> None:
+    for _ in range(2):
+        with pytest.raises(VerifierError, match=message):
+            await Finder().find(source)
+
+
+async def test_a_source_that_takes_too_long_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finding, "_TIMEOUT_S", 0.001)
+    with pytest.raises(VerifierError, match=r"does not compile within 0\.001 s"):
+        await Finder().find(VERIFIER + LONG)
+
+
+async def test_a_decorator_of_any_depth_is_only_named() -> None:
+    deep = "verifier" + "(1)" * 90
+    assert (await Finder().find(f"@{deep}\n{VERIFIER}")).name == "verify"
+
+
+def test_a_task_with_a_longer_verifier_is_refused() -> None:
+    with pytest.raises(TaskError, match="verifier_func has 300000 bytes, more than 262144"):
+        parse_task(task_json(verifier_func="#" * 300_000))
