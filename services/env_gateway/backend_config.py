@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from services.common.config import Model
+from services.common.parsing import Limits
 from services.common.ranges import Seconds
 
 BackendName = Literal["mcp", "embedded", "fleet", "openenv", "fleet_openenv"]
@@ -14,13 +15,18 @@ BackendName = Literal["mcp", "embedded", "fleet", "openenv", "fleet_openenv"]
 class ServerConfig(Model):
     """A server: one that runs at `url`, or a `command` to supervise.
 
-    A command is expected to print one JSON line {"url": ...} on stdout once it serves.
+    A command is expected to print one JSON line {"url": ...} on stdout once it serves. An answer of
+    more than `max_answer_bytes`, or that holds more than `max_answer_values` values and keys, is
+    refused before anything is built of it: 100,000 values take the gateway some 20 ms, in which it
+    answers nobody.
     """
 
     url: str | None = None
     command: tuple[str, ...] | None = None
     api_key_env: str | None = None
     start_timeout_s: Seconds = 60.0
+    max_answer_bytes: Annotated[int, Field(ge=2**16, le=2**30)] = 16 * 2**20
+    max_answer_values: Annotated[int, Field(ge=2**10, le=2**24)] = 2**18
 
     _schemes: tuple[str, ...] = ("http://", "https://")
 
@@ -34,6 +40,11 @@ class ServerConfig(Model):
         if self.command is not None and not self.command:
             raise ValueError("command is empty")
         return self
+
+    @property
+    def answers(self) -> Limits:
+        """How large an answer may be."""
+        return Limits(bytes=self.max_answer_bytes, values=self.max_answer_values)
 
     @property
     def fixed_url(self) -> str | None:
@@ -137,7 +148,6 @@ class OpenEnvConfig(ServerConfig):
     first_observation: tuple[str, ...] | None = None
     image_fields: tuple[str, ...] = ()
     ping_interval_s: Seconds = 20.0
-    max_message_bytes: Annotated[int, Field(ge=2**16, le=2**30)] = 64 * 2**20
 
     _schemes: tuple[str, ...] = ("http://", "https://", "ws://", "wss://")
 

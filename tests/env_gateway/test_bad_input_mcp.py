@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import time
+import zlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -73,14 +75,14 @@ def _responding(respond: Respond) -> Any:
 @pytest.mark.parametrize(
     "body",
     [
-        *("", "null", "[]", "5", '"text"', "{}]", "\ufeff{}", "[" * 100_000),
+        *("", "null", "[]", "5", '"text"', "{}]", "\ufeff{}"),
         '{"id": 2, "result": [1]}',
         '{"id": 2, "error": "no"}',
         '{"id": 2, "result": {"content": 7}}',
         '{"id": 2, "result": {"content": [{"type": "text", "text": 5}]}}',
         '{"id": 77, "result": {"content": [{"type": "text", "text": "of another call"}]}}',
     ],
-    ids=range(13),
+    ids=range(12),
 )
 async def test_an_answer_that_is_none_leaves_it_open_whether_the_call_was_executed(
     body: str,
@@ -88,6 +90,28 @@ async def test_an_answer_that_is_none_leaves_it_open_whether_the_call_was_execut
     reply = _responding(lambda _: web.Response(text=body, content_type="application/json"))
     error = await failing(reply)
     assert (error.kind, error.delivered, error.lost) == ("protocol", None, False)
+
+
+@pytest.mark.parametrize("body", ["[" * 100_000, "[" + "[]," * 2**18 + "1]", " " * 2**20 + " {}"])
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
+async def test_an_answer_of_too_much_is_refused_and_not_asked_for_again(
+    body: str, kind: str
+) -> None:
+    text = body if kind == "application/json" else f"data: {body}\n\n"
+    error = await failing(_responding(lambda _: web.Response(text=text, content_type=kind)))
+    assert (error.kind, error.delivered, error.invalid) == ("too_large", None, True)
+    assert "max_answer_values of the backend" in str(error)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+async def test_an_answer_that_unpacks_to_gigabytes_is_given_up_at_the_limit(encoding: str) -> None:
+    packer = zlib.compressobj(wbits=31 if encoding == "gzip" else 15)
+    packed = packer.compress(b" " * 2**28) + packer.flush()
+    headers = {"content-encoding": encoding, "content-type": "application/json"}
+    began = time.process_time()
+    error = await failing(_responding(lambda _: web.Response(body=packed, headers=headers)))
+    assert (error.kind, error.invalid) == ("too_large", True)
+    assert time.process_time() - began < 1.0
 
 
 async def test_a_stream_without_an_end_ends_at_the_deadline() -> None:

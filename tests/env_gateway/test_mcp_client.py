@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from services.common.parsing import Limits
 from services.env_gateway.adapters.http_client import http_session
 from services.env_gateway.adapters.mcp.client import McpSession
 from services.env_gateway.adapters.mcp.wire import parts_of
@@ -39,7 +40,7 @@ async def session_with(
     app = web.Application()
     app.router.add_post("/mcp", post)
     async with serving_app(app) as url, http_session(max_connections=4, headers={}) as http:
-        yield McpSession(http, f"{url}/mcp", max_bytes=max_bytes), methods
+        yield McpSession(http, f"{url}/mcp", limits=Limits(max_bytes, 2**18)), methods
 
 
 def answer(message: dict[str, Any], result: Any, **more: Any) -> web.Response:
@@ -137,7 +138,7 @@ async def test_what_breaks_after_the_request_was_sent_is_unknown() -> None:
 
 async def test_a_refused_connection_was_certainly_not_executed() -> None:
     async with http_session(max_connections=1, headers={}) as http:
-        session = McpSession(http, "http://127.0.0.1:9/mcp", max_bytes=4096)
+        session = McpSession(http, "http://127.0.0.1:9/mcp", limits=Limits(4096, 2**10))
         with pytest.raises(BackendError) as caught:
             await session.call_tool("t", {}, 1.0)
         assert (caught.value.kind, caught.value.delivered) == ("connect", False)

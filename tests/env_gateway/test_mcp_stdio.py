@@ -140,14 +140,15 @@ def talkative(how: str) -> McpStdioBackend:
     return McpStdioBackend(McpConfig(transport="stdio", command=(sys.executable, str(server), how)))
 
 
-async def test_a_line_nested_too_deeply_is_passed_over_and_the_process_can_be_ended() -> None:
+async def test_a_line_nested_too_deeply_is_the_last_and_the_process_can_be_ended() -> None:
     backend = talkative("nested")
     instance = await backend.provision(request("e1"), timeout_s=20.0)
     server = instance._server  # pyright: ignore[reportPrivateUsage]
     await server.request("initialize", {}, 20.0)
     with pytest.raises(BackendError) as caught:
-        await instance.call("t", {}, timeout_s=0.5)
-    assert (caught.value.kind, caught.value.delivered) == ("timeout", None)
+        await instance.call("t", {}, timeout_s=20.0)
+    assert (caught.value.kind, caught.value.delivered) == ("lost", None)
+    assert "a line that is too large: it is nested more than 100 deep" in str(caught.value)
     await instance.close(timeout_s=5.0)
     assert server.process.returncode is not None
 

@@ -232,8 +232,8 @@ async def test_a_call_that_is_given_up_ends_the_session(odd: str) -> None:
 
 
 async def test_a_message_that_is_too_big_ends_the_session_and_names_the_setting(odd: str) -> None:
-    async with instance_at(odd, max_message_bytes=2**16) as instance:
-        with pytest.raises(BackendError, match="max_message_bytes") as caught:
+    async with instance_at(odd, max_answer_bytes=2**16) as instance:
+        with pytest.raises(BackendError, match="max_answer_bytes") as caught:
             await instance.call("step", {"how": "big"}, timeout_s=5.0)
         assert (caught.value.lost, caught.value.delivered) == (True, None)
 

@@ -15,6 +15,7 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from services.common.parsing import Limits
 from services.env_gateway.adapters.openenv import codec
 from services.env_gateway.adapters.openenv.backend import OpenEnvInstance
 from services.env_gateway.adapters.openenv.wire import Channel, Refusal, connect
@@ -52,7 +53,7 @@ async def channel_to(
             url,
             timeout_s=5.0,
             ping_interval_s=ping_interval_s,
-            max_message_bytes=2**20,
+            limits=Limits(bytes=2**20, values=2**16),
         )
         try:
             yield channel
@@ -162,7 +163,7 @@ async def test_an_answer_that_is_not_of_the_protocol_ends_the_session(text: str)
     async with channel_to(answering(text, OBSERVATION)) as channel:
         error = await failure(channel)
         assert (error.lost, error.delivered) == (True, None)
-        assert "not of the protocol" in str(error)
+        assert re.search("not of the protocol|a message is too large", str(error))
 
 
 async def test_an_answer_to_nothing_ends_the_session() -> None:

@@ -1,6 +1,7 @@
 """One exchange over HTTP, with what a gateway must know of a failure: status, Retry-After, and
 whether the request may have been executed."""
 
+import asyncio
 import json
 import math
 import os
@@ -9,13 +10,16 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import aiohttp
 
+from services.common.parsing import Limits, ParseError, TooLargeError, parse_json_aside
 from services.env_gateway.ports import BackendError
 
-MAX_BYTES = 64 * 2**20
+# Of a server that has no configuration of its own.
+ANSWERS = Limits(bytes=16 * 2**20, values=2**18)
+_LINES_AT_ONCE = 512
 _ERROR_BYTES = 4000
 # A host that does not even take the connection was sent nothing, and is not waited for in vain.
 _CONNECT_S = 10.0
@@ -67,7 +71,7 @@ async def send(
     url: str,
     *,
     timeout_s: float,
-    max_bytes: int = MAX_BYTES,
+    limits: Limits = ANSWERS,
     body: Any = None,
     headers: Mapping[str, str] | None = None,
     message_id: int | None = None,
@@ -82,9 +86,9 @@ async def send(
             if answer.status >= 400:
                 raise HttpError(answer.status, await _told(answer), _retry_after(answer.headers))
             if answer.content_type == "text/event-stream":
-                return await _read_sse(answer, message_id, max_bytes), answer.headers
-            content = await _read(answer, max_bytes)
-            return (json.loads(content) if content else None), answer.headers
+                return await _read_sse(answer, message_id, limits), answer.headers
+            content = await _read(answer, limits.bytes)
+            return (await parse_json_aside(content, limits) if content else None), answer.headers
 
 
 @contextmanager
@@ -113,7 +117,9 @@ def _failures(url: str, timeout_s: float) -> Generator[aiohttp.ClientTimeout]:
     except (aiohttp.ClientError, ConnectionError) as error:
         message = f"{type(error).__name__}: {error}"
         raise BackendError("connection", message, delivered=None, unreachable=True) from error
-    except (ValueError, RecursionError) as error:
+    except TooLargeError as error:
+        refuse_too_large(error)
+    except ParseError as error:
         message = f"the answer is not JSON: {error}"
         raise BackendError("protocol", message, delivered=None) from error
 
@@ -137,38 +143,49 @@ async def _read(answer: aiohttp.ClientResponse, max_bytes: int) -> bytes:
 
 
 def _check_size(size: int, max_bytes: int) -> None:
-    """Raises BackendError; another attempt would only bring as much again."""
+    """Raises TooLargeError."""
     if size > max_bytes:
-        message = f"the answer exceeds {max_bytes} bytes"
-        raise BackendError("too_large", message, delivered=None, invalid=True)
+        raise TooLargeError(f"it has more than {max_bytes} bytes")
 
 
-async def _read_sse(answer: aiohttp.ClientResponse, message_id: int | None, max_bytes: int) -> Any:
+def refuse_too_large(error: TooLargeError) -> NoReturn:
+    """Raises BackendError; another attempt would only bring as much again."""
+    message = (
+        f"the answer is too large: {error} (max_answer_bytes and max_answer_values of the backend)"
+    )
+    raise BackendError("too_large", message, delivered=None, invalid=True) from error
+
+
+async def _read_sse(answer: aiohttp.ClientResponse, message_id: int | None, limits: Limits) -> Any:
     # Of a line that has not ended yet: put together once, for it may be a whole picture.
     rest: list[bytes] = []
     data: list[bytes] = []
     size = 0
     async for chunk in answer.content.iter_any():
         size += len(chunk)
-        _check_size(size, max_bytes)
+        _check_size(size, limits.bytes)
         *lines, last = chunk.split(b"\n")
         if lines:
             lines[0] = b"".join((*rest, lines[0]))
             rest.clear()
         rest.append(last)
-        for line in lines:
-            if message := _sse_line(line.rstrip(b"\r"), data, message_id):
+        for number, line in enumerate(lines, 1):
+            if message := await _sse_line(line.rstrip(b"\r"), data, message_id, limits):
                 return message
+            if number % _LINES_AT_ONCE == 0:
+                await asyncio.sleep(0)
     raise BackendError("stream_cut", "the stream ended without an answer", delivered=None)
 
 
-def _sse_line(line: bytes, data: list[bytes], message_id: int | None) -> dict[str, Any] | None:
+async def _sse_line(
+    line: bytes, data: list[bytes], message_id: int | None, limits: Limits
+) -> dict[str, Any] | None:
     """Take in one line of a stream; the awaited message, once a blank line completes it."""
     if line.startswith(b"data:"):
         data.append(line[5:].strip())
     if line or not data:
         return None
-    message = json.loads(b"\n".join(data))
+    message = await parse_json_aside(b"\n".join(data), limits)
     data.clear()
     answers = isinstance(message, dict) and ("result" in message or "error" in message)
     if not answers or message.get("id") != message_id:

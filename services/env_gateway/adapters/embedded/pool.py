@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import services
 from services.common.arguments import TOKEN_VARIABLE
 from services.common.interpreter import python, tied
 from services.common.log import get_logger
+from services.common.parsing import aside
 from services.env_gateway.adapters.embedded import worker as embedded_worker
 from services.env_gateway.ports import BackendError
 from services.env_gateway.retry import Backoff
@@ -94,7 +96,7 @@ class Worker:
         """Take in answers until the process ends."""
         try:
             while line := await self._stdout.readline():
-                self._answered(json.loads(line))
+                self._answered(await aside(len(line), partial(json.loads, line)))
         except ValueError as error:
             _LOG.exception("environment_worker_misspoke", error=str(error)[:200])
         finally:

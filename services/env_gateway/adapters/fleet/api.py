@@ -46,6 +46,7 @@ class FleetApi:
         """`headers` carry the API key."""
         self.http = http
         self.headers = headers
+        self.limits = config.answers
         self._config = config
         self._address = address
         self._token = RunnerToken(self)
@@ -74,7 +75,13 @@ class FleetApi:
         }
         try:
             answer, _ = await send(
-                self.http, method, base + path, timeout_s=_left(until), body=body, headers=headers
+                self.http,
+                method,
+                base + path,
+                timeout_s=_left(until),
+                limits=self.limits,
+                body=body,
+                headers=headers,
             )
         except HttpError as error:
             raise classified(error) from error
@@ -93,6 +100,7 @@ class FleetApi:
                     method,
                     url,
                     timeout_s=_left(until),
+                    limits=self.limits,
                     body=body,
                     headers={**headers, **gate},
                 )

@@ -321,7 +321,9 @@ class FleetBackend:
 
     def tools(self, urls: Sequence[str], env: tuple[str, str], request: Provision) -> FleetTools:
         api = self.api
-        sessions = [McpSession(api.http, url, headers=api.headers) for url in urls]
+        sessions = [
+            McpSession(api.http, url, headers=api.headers, limits=api.limits) for url in urls
+        ]
         key = (*env, request.task.modality)
         return FleetTools(sessions, key, self._memory, self._read_only)
 

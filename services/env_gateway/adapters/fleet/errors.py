@@ -1,11 +1,11 @@
 """What an error of Fleet's control plane means: wait, ask again, or give up and say why. Pure."""
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from services.env_gateway.adapters.http_client import HttpError
+from services.common.parsing import ParseError, parse_json
+from services.env_gateway.adapters.http_client import ANSWERS, HttpError
 from services.env_gateway.ports import BackendError
 
 # Refusals that the same request meets again, unless the body says otherwise.
@@ -55,8 +55,8 @@ def _objects(text: str, depth: int = 0) -> Iterator[Mapping[str, Any]]:
     if depth > _NESTING or start < 0 or end < start:
         return
     try:
-        value = json.loads(text[start : end + 1])
-    except (ValueError, RecursionError):
+        value = parse_json(text[start : end + 1], ANSWERS)
+    except ParseError:
         return
     yield from _walk(value, depth)
 

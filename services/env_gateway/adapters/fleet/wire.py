@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import quote
 
+from services.common.parsing import parse_json
 from services.env_gateway.adapters import database_dump as dump
+from services.env_gateway.adapters.http_client import ANSWERS
 from services.env_gateway.ports import BackendError, Provision, QueryError, Rows, SqlValue
 from services.env_gateway.tasks import Task
 
@@ -45,7 +47,7 @@ def creation(request: Provision) -> dict[str, Any]:
 def duplicate_of(body: str) -> str | None:
     """The instance that an earlier attempt of the same request has created, from a 409's body."""
     try:
-        return str(json.loads(body)["detail"]["instance_id"])
+        return str(parse_json(body, ANSWERS)["detail"]["instance_id"])
     except (ValueError, KeyError, TypeError):
         return None
 

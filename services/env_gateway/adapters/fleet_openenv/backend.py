@@ -205,7 +205,7 @@ class FleetOpenEnvBackend:
     async def provision(self, request: Provision, *, timeout_s: float) -> FleetOpenEnvInstance:
         until = _now() + timeout_s
         environment = await self._environment(timeout_s)
-        worker = await WorkerProcess.start(self._command, environment)
+        worker = await WorkerProcess.start(self._command, environment, self._config.answers)
         message = {
             "op": "open",
             "task": task_config(request.task),

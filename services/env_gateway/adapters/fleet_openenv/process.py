@@ -8,28 +8,30 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from services.common.parsing import Limits, parse_json_aside
 from services.env_gateway.adapters.process import LastWords, spawn
 from services.env_gateway.ports import BackendError
-
-_ANSWER_BYTES = 64 * 2**20
 
 
 class WorkerProcess:
     """One request at a time. After anything but an answer the process is gone."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, limits: Limits) -> None:
         assert process.stdin is not None and process.stdout is not None
         self._process = process
         self._stdin = process.stdin
         self._stdout = process.stdout
+        self._limits = limits
         self._killed = False
         self._words = LastWords(process)
 
     @classmethod
-    async def start(cls, command: Sequence[str], environment: Mapping[str, str]) -> "WorkerProcess":
+    async def start(
+        cls, command: Sequence[str], environment: Mapping[str, str], limits: Limits
+    ) -> "WorkerProcess":
         """Raises BackendError."""
         try:
-            return cls(await spawn(command, environment, limit=_ANSWER_BYTES))
+            return cls(await spawn(command, environment, limit=limits.bytes), limits)
         except OSError as error:
             message = f"{command[0]} cannot be started: {error}"
             raise BackendError("worker", message, delivered=False, invalid=True) from error
@@ -47,7 +49,7 @@ class WorkerProcess:
         """The next line of the answer."""
         try:
             async with asyncio.timeout(timeout_s):
-                return json.loads(await self._stdout.readuntil())
+                return await parse_json_aside(await self._stdout.readuntil(), self._limits)
         except TimeoutError:
             await self.kill()
             message = f"FleetTaskEnv did not answer in {timeout_s:.1f} s and was ended"

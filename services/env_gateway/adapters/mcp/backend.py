@@ -189,7 +189,7 @@ class McpBackend:
         await self._address.close()
 
     def session(self, url: str) -> McpSession:
-        return McpSession(self._http, url)
+        return McpSession(self._http, url, limits=self._config.answers)
 
     async def request(
         self,
@@ -206,6 +206,7 @@ class McpBackend:
             method,
             url,
             timeout_s=timeout_s,
+            limits=self._config.answers,
             body=body,
             headers={**kind, **(headers or {})},
         )

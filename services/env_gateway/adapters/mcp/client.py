@@ -10,7 +10,8 @@ from typing import Any, cast
 
 import aiohttp
 
-from services.env_gateway.adapters.http_client import MAX_BYTES, HttpError, send
+from services.common.parsing import Limits
+from services.env_gateway.adapters.http_client import ANSWERS, HttpError, send
 from services.env_gateway.adapters.mcp.wire import (
     INITIALIZE,
     INITIALIZED,
@@ -37,12 +38,12 @@ class McpSession:
         url: str,
         *,
         headers: Mapping[str, str] | None = None,
-        max_bytes: int = MAX_BYTES,
+        limits: Limits = ANSWERS,
     ) -> None:
         """`headers` go with every request, besides the pool's own."""
         self.url = url
         self._http = http
-        self._max_bytes = max_bytes
+        self._limits = limits
         self._base_headers = {**_HEADERS, **(headers or {})}
         self._headers = dict(self._base_headers)
         self._open = False
@@ -112,7 +113,7 @@ class McpSession:
                     "DELETE",
                     self.url,
                     timeout_s=timeout_s,
-                    max_bytes=self._max_bytes,
+                    limits=self._limits,
                     headers=headers,
                 )
             except HttpError as error:
@@ -147,7 +148,7 @@ class McpSession:
             "POST",
             self.url,
             timeout_s=timeout_s,
-            max_bytes=self._max_bytes,
+            limits=self._limits,
             body=message,
             headers=self._headers,
             message_id=cast("int | None", message.get("id")),

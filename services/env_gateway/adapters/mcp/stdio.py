@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from services.common.parsing import Limits, ParseError, TooLargeError, parse_json_aside
+from services.env_gateway.adapters.http_client import ANSWERS
 from services.env_gateway.adapters.mcp.wire import (
     INITIALIZE,
     INITIALIZED,
@@ -31,14 +33,13 @@ from services.env_gateway.ports import (
 )
 from services.env_gateway.tasks import Task
 
-_MAX_BYTES = 64 * 2**20
 _ENDED_S = 2.0
 
 
 class StdioServer:
     """One server process and what it was asked. Answers are told apart by their ids."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, limits: Limits = ANSWERS) -> None:
         assert process.stdin is not None and process.stdout is not None
         self.process = process
         self._stdin = process.stdin
@@ -46,6 +47,7 @@ class StdioServer:
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._next_id = 0
         self.ended = ""
+        self._limits = limits
         self._words = LastWords(process)
         self._reading = asyncio.create_task(self._read())
 
@@ -104,21 +106,26 @@ class StdioServer:
         why = "its output is read no more"
         try:
             while line := await self._stdout.readline():
-                self._answered(line)
+                await self._answered(line)
             why = await self._words.told()
+        except TooLargeError as error:
+            why = f"it wrote a line that is too large: {error} (max_answer_values)"
         except ValueError:
-            why = f"it wrote a line of more than {_MAX_BYTES} bytes"
+            why = f"it wrote a line of more than {self._limits.bytes} bytes (max_answer_bytes)"
         finally:
             self.ended = why
             for answer in self._waiting.values():
                 if not answer.done():
                     answer.set_exception(_lost(why, delivered=None))
 
-    def _answered(self, line: bytes) -> None:
-        """Hand a response to whoever waits; what else the server says is passed over."""
+    async def _answered(self, line: bytes) -> None:
+        """Hand a response to whoever waits; what else the server says is passed over. Raises
+        TooLargeError, for nobody knows whose answer that was."""
         try:
-            message = json.loads(line)
-        except (ValueError, RecursionError):
+            message = await parse_json_aside(line, self._limits)
+        except TooLargeError:
+            raise
+        except ParseError:
             return
         if not isinstance(message, dict) or "method" in message:
             return
@@ -205,11 +212,13 @@ class McpStdioBackend:
         if known is not None:
             return known
         try:
-            process = await spawn(self._command, _environment(request.task), limit=_MAX_BYTES)
+            process = await spawn(
+                self._command, _environment(request.task), limit=self._config.max_answer_bytes
+            )
         except OSError as error:
             message = f"{self._command[0]}: {error}"
             raise BackendError("not_started", message, delivered=False) from error
-        instance = StdioInstance(self, request, StdioServer(process))
+        instance = StdioInstance(self, request, StdioServer(process, self._config.answers))
         self._running[instance.instance_id] = instance
         return instance
 

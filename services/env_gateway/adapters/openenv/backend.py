@@ -199,7 +199,7 @@ class OpenEnvBackend:
             url,
             timeout_s=until - _now(),
             ping_interval_s=config.ping_interval_s,
-            max_message_bytes=config.max_message_bytes,
+            limits=config.answers,
         )
         try:
             start = await self._reset(channel, request, until - _now())
@@ -236,7 +236,13 @@ class OpenEnvBackend:
         generation = self._address.generation
         known = self._actions.get(url)
         if known is None or known[0] != generation:
-            schema, _ = await send(self._http, "GET", f"{url}/schema", timeout_s=timeout_s)
+            schema, _ = await send(
+                self._http,
+                "GET",
+                f"{url}/schema",
+                timeout_s=timeout_s,
+                limits=self._config.answers,
+            )
             if not isinstance(schema, dict) or not isinstance(schema.get("action"), dict):
                 message = f"{url}/schema does not say what an action is"
                 raise BackendError("protocol", message, delivered=False)

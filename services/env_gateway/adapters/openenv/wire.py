@@ -13,8 +13,10 @@ from typing import Any, cast
 
 import aiohttp
 
+from services.common.parsing import Limits, TooLargeError, parse_json_aside
 from services.env_gateway.ports import BackendError
 
+_KEYS = "backends.openenv.max_answer_bytes and max_answer_values"
 _CLOSE_S = 2.0
 _WAIT_FOR_CAPACITY_S = 0.5
 
@@ -45,8 +47,9 @@ class Channel:
     """One open socket. Messages are taken in as they come, so that the server's pings are answered
     and the end of the session is known before the next request."""
 
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse, limits: Limits) -> None:
         self.socket = socket
+        self._limits = limits
         self._answer: asyncio.Future[dict[str, Any]] | None = None
         self._ended: BackendError | None = None
         self._reader = asyncio.create_task(self._read())
@@ -114,19 +117,22 @@ class Channel:
             if message.type is not aiohttp.WSMsgType.TEXT:
                 break
             try:
-                self._take(cast("str", message.data))
-            except (ValueError, TypeError, RecursionError) as error:
+                self._take(await parse_json_aside(cast("str", message.data), self._limits))
+            except TooLargeError as error:
+                self._end_with(f"a message is too large: {error} ({_KEYS})", "too_large")
+                return
+            except (ValueError, TypeError) as error:
                 self._end_with(f"a message is not of the protocol: {error}"[:500])
                 return
         error = self.socket.exception()
         code = self.socket.close_code
         if code == aiohttp.WSCloseCode.MESSAGE_TOO_BIG:
-            self._end_with("a message exceeds backends.openenv.max_message_bytes", "too_large")
+            self._end_with(f"a message exceeds {self._limits.bytes} bytes ({_KEYS})", "too_large")
         else:
             self._end_with(f"the connection closed ({error or code})")
 
-    def _take(self, text: str) -> None:
-        kind, data = _parsed(text)
+    def _take(self, message: object) -> None:
+        kind, data = _understood(message)
         waiting = self._answer
         if kind == "error":
             refusal = Refusal(str(data.get("code") or ""), _told(data))
@@ -159,7 +165,7 @@ async def connect(
     *,
     timeout_s: float,
     ping_interval_s: float,
-    max_message_bytes: int,
+    limits: Limits,
 ) -> Channel:
     """Open a session. Raises BackendError."""
     try:
@@ -167,7 +173,7 @@ async def connect(
             socket = await http.ws_connect(
                 f"{url}/ws",
                 heartbeat=ping_interval_s,
-                max_msg_size=max_message_bytes,
+                max_msg_size=limits.bytes,
                 # A dataclass by a decorator of aiohttp's own, which the type checker cannot follow.
                 timeout=aiohttp.ClientWSTimeout(ws_close=_CLOSE_S),  # pyright: ignore[reportCallIssue]
             )
@@ -181,18 +187,18 @@ async def connect(
         raise BackendError("handshake", message, delivered=False, invalid=invalid) from error
     except (aiohttp.ClientError, ConnectionError) as error:
         raise BackendError("connect", f"{url}: {error}", delivered=False) from error
-    return Channel(socket)
+    return Channel(socket, limits)
 
 
-def _parsed(text: str) -> tuple[str, dict[str, Any]]:
-    """(type, data) of a message. Raises ValueError and TypeError."""
-    message = json.loads(text)
-    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
+def _understood(message: object) -> tuple[str, dict[str, Any]]:
+    """(type, data) of a message. Raises TypeError."""
+    fields = cast("dict[str, Any]", message) if isinstance(message, dict) else {}
+    kind, data = fields.get("type"), fields.get("data") or {}
+    if not isinstance(kind, str):
         raise TypeError("it has no type")
-    data = message.get("data") or {}
     if not isinstance(data, dict):
-        raise TypeError(f"the data of {message['type']!r} is no object")
-    return message["type"], cast("dict[str, Any]", data)
+        raise TypeError(f"the data of {kind[:100]!r} is no object")
+    return kind, cast("dict[str, Any]", data)
 
 
 def _told(data: Mapping[str, Any]) -> str:
