@@ -164,6 +164,19 @@ def verify(env):
         assert (await run(workers, source, snapshots=False)).result == 1
 
 
+async def test_more_rows_than_sqlite_sorts_in_its_cache_are_sorted_all_the_same() -> None:
+    source = """
+def verify(env):
+    numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 60000)"
+    rows = "SELECT i FROM n ORDER BY hex(randomblob(30)) LIMIT -1 OFFSET 0"
+    statement = f"{numbers} SELECT max(i) FROM ({rows})"
+    return env.db().select(statement)[0]["max(i)"]
+"""
+    async with pool() as workers:
+        execution = await run(workers, source)
+    assert execution.result == 60_000, execution
+
+
 async def test_what_a_verifier_raises_is_told_with_its_line_and_the_worker_goes_on() -> None:
     raising = "def verify(env):\n    print('before')\n    raise SystemExit('no')\n"
     async with pool() as workers:

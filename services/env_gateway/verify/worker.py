@@ -97,6 +97,8 @@ def _open(content: bytes) -> sqlite3.Connection:
     database = sqlite3.connect(":memory:")
     database.deserialize(content)
     database.execute("PRAGMA query_only = 1")
+    # What it sorts would else spill into files, and there are none.
+    database.execute("PRAGMA temp_store = MEMORY")
     database.set_authorizer(
         lambda action, *_: sqlite3.SQLITE_DENY if action in _DENIED else sqlite3.SQLITE_OK
     )
