@@ -1,39 +1,17 @@
 # pyright: basic
-"""Programs that want to use up the machine or never end. None of them may cost more than its own
-process; those that come back say whether they got what they wanted."""
+"""Programs that want to use up the machine, or that die of themselves. None may cost more than its
+own process; those that come back say whether they got what they wanted."""
 
+import contextlib
 import ctypes
-import itertools
+import fcntl
 import mmap
 import os
-import signal
+import socket
 import sys
-import threading
-import time
 
-
-def fork_bomb(at):
-    while True:
-        try:
-            os.fork()
-        except OSError as error:
-            print(error)
-            return False
-
-
-def fork_bomb_that_never_gives_up(at):
-    while True:
-        try:
-            os.fork()
-        except BaseException:  # noqa: BLE001
-            continue
-
-
-def thread_bomb(at):
-    threading.stack_size(2**16)
-    for _ in range(100_000):
-        threading.Thread(target=time.sleep, args=(600,)).start()
-    return True
+LIBC = ctypes.CDLL(None, use_errno=True)
+X86 = os.uname().machine == "x86_64"
 
 
 def one_big_object(at):
@@ -71,54 +49,6 @@ def full_pipes(at):
     return True
 
 
-def spin(at):
-    while True:
-        at = at
-
-
-def sleep(at):
-    time.sleep(3600)
-
-
-def swallow_everything(at):
-    while True:
-        try:
-            while True:
-                at = at
-        except BaseException:  # noqa: BLE001
-            continue
-
-
-def ignore_signals(at):
-    for number in range(1, 64):
-        try:
-            signal.signal(number, signal.SIG_IGN)
-        except (OSError, ValueError):
-            continue
-    while True:
-        at = at
-
-
-def print_for_ever(at):
-    while True:
-        print("x" * 2**16)
-
-
-def print_one_huge_line(at):
-    print("x" * 2**26)
-    return False
-
-
-def raw_output_for_ever(at):
-    while True:
-        os.write(1, b"x" * 2**16)
-
-
-def raw_errors_for_ever(at):
-    while True:
-        os.write(2, b"x" * 2**16)
-
-
 def recursion(at):
     sys.setrecursionlimit(2**30)
 
@@ -137,6 +67,21 @@ def nested_data(at):
     return repr(value)
 
 
+def print_one_huge_line(at):
+    print("x" * 2**26)
+    return False
+
+
+def raw_output_for_ever(at):
+    while True:
+        os.write(1, b"x" * 2**16)
+
+
+def raw_errors_for_ever(at):
+    while True:
+        os.write(2, b"x" * 2**16)
+
+
 def null_pointer(at):
     return ctypes.string_at(0)
 
@@ -149,24 +94,87 @@ def leave(at):
     os._exit(0)
 
 
-def huge_number(at):
-    sys.set_int_max_str_digits(0)
-    print(len(str(10 ** (10**7))))
-    return False
+def reached(limit, act):
+    """Tells whether `act` succeeds more often than `limit`."""
+    done = 0
+    try:
+        while done <= limit:
+            act()
+            done += 1
+    except OSError as error:
+        print(error)
+    return done > limit
 
 
-def regular_expression(at):
-    import re
-
-    return re.match(r"(a+)+$", "a" * 40 + "b")
-
-
-def endless_iterator(at):
-    return sum(itertools.count())
+def wide_pipes(at):
+    """A mebibyte of the kernel's memory each, where 64 KiB are usual."""
+    return reached(1, lambda: fcntl.fcntl(os.pipe()[1], fcntl.F_SETPIPE_SZ, 2**20))
 
 
-def timers(at):
-    signal.signal(signal.SIGALRM, signal.SIG_IGN)
-    signal.setitimer(signal.ITIMER_REAL, 0.0001, 0.0001)
+def full_sockets(at):
+    kept = []
+
+    def fill():
+        for end in socket.socketpair():
+            kept.append(end)
+            end.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while end.send(b"x" * 2**12):
+                    pass
+
+    return reached(1, fill)
+
+
+def events_of_the_machine(at):
+    def take():
+        if LIBC.syscall(206 if X86 else 0, 1024, ctypes.byref(ctypes.c_ulong())) != 0:
+            raise OSError(ctypes.get_errno(), "no events")
+
+    return reached(1, take)
+
+
+def timers_of_the_kernel(at):
+    def make():
+        if LIBC.syscall(222 if X86 else 107, 1, None, ctypes.byref(ctypes.c_int())) != 0:
+            raise OSError(ctypes.get_errno(), "no timer")
+
+    return reached(64, make)
+
+
+def anonymous_files(at):
+    return reached(1, lambda: os.memfd_create("x"))
+
+
+def memory_of_many_maps(at):
+    kept = []
+    for _ in range(2**20):
+        kept.append(mmap.mmap(-1, 4096, prot=mmap.PROT_READ))
+    return len(kept) > 65_536
+
+
+def memory_that_is_grown(at):
+    """Room of its own again and again, and never given back."""
+    memory = mmap.mmap(-1, 2**20)
     while True:
-        at = at
+        memory.resize(2 * len(memory))
+
+
+def rows_of_sqlite(at):
+    import sqlite3
+
+    numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
+    database = sqlite3.connect(":memory:")
+    database.execute(f"CREATE TABLE t AS {numbers} SELECT randomblob(1000000) FROM n")
+    return True
+
+
+def deep_parse(at):
+    return eval("(" * 10**5 + ")" * 10**5)
+
+
+def deep_destruction(at):
+    kept = None
+    for _ in range(10**6):
+        kept = (kept,)
+    del kept
+    return False
