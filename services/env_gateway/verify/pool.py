@@ -106,6 +106,8 @@ class VerifierPool:
 
     async def start(self) -> None:
         """Start the processes for trusted verifiers ahead of the first grade."""
+        if self._sandbox is not None:
+            _LOG.info("verifier_sandbox", limited_by=self._sandbox.limits)
         started = await asyncio.gather(*(self._start_trusted() for _ in range(self._size)))
         self._idle.extend(started)
 

@@ -8,11 +8,13 @@ import signal
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from services.common.log import get_logger
 from services.common.parsing import aside
 from services.env_gateway.ports import QueryError, Text, Verification
+from services.env_gateway.verify import cgroup
 from services.env_gateway.verify.protocol import (
     LINE_BYTES,
     Budget,
@@ -44,10 +46,12 @@ class WorkerDiedError(Exception):
 @dataclass(frozen=True, slots=True)
 class Command:
     """Two words of `argv` are replaced by descriptors: from FILTER the seccomp program `filter` is
-    read, and to INFO goes bubblewrap's JSON about the first process in the sandbox."""
+    read, and to INFO goes bubblewrap's JSON about the first process in the sandbox. `group` is the
+    control group that it enters, and which ends with it."""
 
     argv: tuple[str, ...]
     filter: bytes = b""
+    group: Path | None = None
 
 
 FILTER, INFO = "{filter}", "{info}"
@@ -58,9 +62,10 @@ class WorkerProcess:
     there end with it, and then bubblewrap, which has waited for it; whereas were bubblewrap to end
     first, nobody might wait for it in a container without an init."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, group: Path | None = None) -> None:
         assert process.stdin is not None and process.stdout is not None
         self._process = process
+        self._group = group
         self._stdin = process.stdin
         self._stdout = process.stdout
         self.inside: int | None = None
@@ -76,10 +81,12 @@ class WorkerProcess:
             process = await _spawn(command, writer)
         except BaseException:
             os.close(reader)
+            if command.group is not None:
+                await cgroup.remove(command.group)
             raise
         finally:
             os.close(writer)
-        worker = cls(process)
+        worker = cls(process, command.group)
         try:
             async with asyncio.timeout(_START_S):
                 await worker._hear_ready()
@@ -138,6 +145,8 @@ class WorkerProcess:
                 await self._process.wait()
         except TimeoutError:
             _LOG.error("verifier_process_lives_on", pid=self._process.pid)
+        if self._group is not None:
+            await cgroup.remove(self._group)
 
     async def _hear_ready(self) -> None:
         if await self._receive(Budget()) != Ready():

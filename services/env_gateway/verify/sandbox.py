@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import services
-from services.env_gateway.verify import seccomp
+from services.env_gateway.verify import cgroup, seccomp
+from services.env_gateway.verify.cgroup import ControlGroups
 from services.env_gateway.verify.process import FILTER, INFO, Command, StartError
 
 _MODULES = Path("services/env_gateway/verify")
@@ -52,16 +53,27 @@ def plain(memory_bytes: int) -> Command:
 class Sandbox:
     """Command lines for processes that run one verifier each."""
 
-    def __init__(self, bwrap: str, *, memory_bytes: int, cpu_s: int) -> None:
+    def __init__(
+        self, bwrap: str, *, memory_bytes: int, cpu_s: int, groups: ControlGroups | None = None
+    ) -> None:
         self._bwrap = bwrap
         self._limits = (str(memory_bytes), str(cpu_s))
         self._filter = seccomp.program()
+        self._groups = groups
 
     @classmethod
     def find(cls, *, memory_bytes: int, cpu_s: int) -> "Sandbox | None":
         """None where bubblewrap is not installed."""
         bwrap = shutil.which("bwrap")
-        return cls(bwrap, memory_bytes=memory_bytes, cpu_s=cpu_s) if bwrap else None
+        if bwrap is None:
+            return None
+        groups = ControlGroups.find(memory_bytes)
+        return cls(bwrap, memory_bytes=memory_bytes, cpu_s=cpu_s, groups=groups)
+
+    @property
+    def limits(self) -> list[str]:
+        """What bounds a verifier, for people: its process's own limits, and those of its group."""
+        return ["rlimits", *(self._groups.limits if self._groups else ())]
 
     def command(self) -> Command:
         """Raises StartError where system calls cannot be filtered: not everything that leads out of
@@ -78,8 +90,17 @@ class Sandbox:
             *("--seccomp", FILTER, "--", python, *_PYTHON, _INSIDE, *self._limits),
         )
         if os.geteuid() == 0:
-            return Command(self._as_other_user(inner, python), self._filter)
-        return Command((inner[0], "--info-fd", INFO, *inner[1:]), self._filter)
+            return self._grouped(self._as_other_user(inner, python), self._filter)
+        return self._grouped((inner[0], "--info-fd", INFO, *inner[1:]), self._filter)
+
+    def _grouped(self, argv: tuple[str, ...], program: bytes) -> Command:
+        if self._groups is None:
+            return Command(argv, program)
+        try:
+            group = self._groups.make()
+        except OSError as error:
+            raise StartError(f"there is no control group for the sandbox: {error}") from error
+        return Command(cgroup.within(group, argv), program, group)
 
     def _as_other_user(self, inner: Sequence[str], python: str) -> tuple[str, ...]:
         """Root's processes are exempt from limits on their number, and own files; so the sandbox

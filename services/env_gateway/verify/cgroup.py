@@ -1,0 +1,145 @@
+"""Control groups for sandboxes, where the kernel lets this process make them (version 2 only).
+
+A process's own limits know nothing of what the kernel keeps for it. A group counts that too, for
+all processes of a sandbox together.
+"""
+
+import asyncio
+import itertools
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from services.common.log import get_logger
+
+_LOG = get_logger(__name__)
+_ROOT = Path("/sys/fs/cgroup")
+_OWN = Path("/proc/self/cgroup")
+_NAME = "flotilla-verifier"
+# What bubblewrap and the kernel need beside the verifier.
+_MARGIN_BYTES = 64 * 2**20
+# Bubblewrap and the verifier, each of them with a process that waits for it.
+_PROCESSES = 16
+_ONE_CORE = "100000 100000"
+_JOIN = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
+_PROBE_S = 5.0
+_REMOVE_TRIES, _AGAIN_S = 100, 0.02
+
+
+class ControlGroups:
+    """Makes a group for each sandbox in `parent`. `limits` is what each file of it is set to."""
+
+    def __init__(self, parent: Path, limits: dict[str, str]) -> None:
+        self._parent = parent
+        self.limits = limits
+        self._numbers = itertools.count()
+
+    @classmethod
+    def find(cls, memory_bytes: int) -> "ControlGroups | None":
+        """None where this process may make no group that limits anything."""
+        wanted = {
+            "memory": ("memory.max", str(memory_bytes + _MARGIN_BYTES)),
+            "pids": ("pids.max", str(_PROCESSES)),
+            "cpu": ("cpu.max", _ONE_CORE),
+        }
+        for parent in _parents():
+            enabled = _enabled(parent, list(wanted))
+            groups = cls(parent, dict(wanted[name] for name in enabled))
+            if enabled and groups._work():
+                _remove_stale(parent)
+                return groups
+        return None
+
+    def make(self) -> Path:
+        """Raises OSError."""
+        group = self._parent / f"{_NAME}-{os.getpid()}-{next(self._numbers)}"
+        group.mkdir()
+        try:
+            for name, value in self.limits.items():
+                (group / name).write_text(value)
+        except OSError:
+            group.rmdir()
+            raise
+        return group
+
+    def _work(self) -> bool:
+        """Tells whether a process gets in, for which rights are needed beside that to make one."""
+        try:
+            group = self.make()
+        except OSError:
+            return False
+        command = within(group, ("true",))
+        try:
+            done = subprocess.run(command, capture_output=True, timeout=_PROBE_S, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return False
+        finally:
+            with suppress(OSError):
+                group.rmdir()
+        return done.returncode == 0
+
+
+def within(group: Path, command: Sequence[str]) -> tuple[str, ...]:
+    """Return a command that enters `group` first, so that all it starts is in it."""
+    return ("/bin/sh", "-c", _JOIN, str(group), *command)
+
+
+async def remove(group: Path) -> None:
+    """To be called when the processes have ended; the kernel may need a moment to see that."""
+    for _ in range(_REMOVE_TRIES):
+        if _removed(group):
+            return
+        await asyncio.sleep(_AGAIN_S)
+    _LOG.warning("control_group_left", group=str(group))
+
+
+def _removed(group: Path) -> bool:
+    try:
+        group.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _parents() -> Iterator[Path]:
+    """Groups to make others in, from this process's own upwards as far as it may: to move a process
+    one needs the right in all that lie between."""
+    lines = _OWN.read_text().splitlines() if _OWN.exists() else []
+    own = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), None)
+    if own is None or not (_ROOT / "cgroup.controllers").exists():
+        return
+    for path in (_ROOT / own, *(_ROOT / own).parents):
+        if not (os.access(path, os.W_OK) and os.access(path / "cgroup.procs", os.W_OK)):
+            return
+        yield path
+        if path == _ROOT:
+            return
+
+
+def _enabled(parent: Path, wanted: Sequence[str]) -> list[str]:
+    """The controllers that limit groups in `parent`. Who delegated it to this user left it to them
+    to enable controllers; in what is root's, that is for others to decide."""
+    control = parent / "cgroup.subtree_control"
+    if _owner(parent) == os.geteuid() != 0:
+        for name in set(wanted) & set((parent / "cgroup.controllers").read_text().split()):
+            # Not in a group that has processes itself.
+            with suppress(OSError):
+                control.write_text(f"+{name}")
+    enabled = control.read_text().split()
+    return [name for name in wanted if name in enabled]
+
+
+def _owner(path: Path) -> int:
+    return path.stat().st_uid
+
+
+def _remove_stale(parent: Path) -> None:
+    """What gateways left that were killed."""
+    for group in parent.glob(f"{_NAME}-*-*"):
+        if not Path("/proc", group.name.split("-")[2]).exists():
+            with suppress(OSError):
+                group.rmdir()
