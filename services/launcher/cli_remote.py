@@ -55,7 +55,9 @@ def submit(
     request_id: Annotated[
         str, typer.Option("--request-id", help="Your name for this request; again, the same run.")
     ],
-    resume: Annotated[str, typer.Option("--resume", help="Id of the run to go on with.")] = "",
+    resume: Annotated[
+        str, typer.Option("--resume", help="Id of the run to go on with; not `newest`.")
+    ] = "",
     summary: Annotated[
         Path | None, typer.Option("--summary", help="File to append a summary in Markdown to.")
     ] = None,

@@ -136,6 +136,10 @@ async def test_a_submit_that_is_left_leaves_the_run_and_says_how_to_stop_it(
     assert (code, f"Run {run_id} goes on." in output) == (0, True), output
     code, output = await run_cli("cancel", "mine", "--runs", str(runs))
     assert (code, f"run {run_id} stopped" in output) == (0, True), output
+    # Repeated, a request names the same run; `newest` may be another one by then.
+    again = ("submit", str(path), "--request-id", "again", "--resume", "newest", "--runs", runs)
+    code, output = await run_cli(*map(str, again))
+    assert (code, f"write --resume {run_id}" in output) == (2, True), output
 
 
 def in_a_terminal(*command: str) -> tuple[subprocess.Popen[bytes], int]:

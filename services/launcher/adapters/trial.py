@@ -99,6 +99,9 @@ def mend(detail: str, where: str) -> str:
             "port the server to mcp 2.x, or give it an interpreter of its own that has mcp 1.x, as"
             f' in {where}.command = ["/path/to/.venv/bin/python", "server.py"]'
         )
+    if "has no environment" in detail:
+        # The detail says which key chooses another backend.
+        return "or correct env_id of its tasks"
     if "cannot be reached" in detail or "takes no connection" in detail:
         return f"start the server, or correct {where}.url"
     return f"correct {where}, or the task; `flotilla env try` shows more"

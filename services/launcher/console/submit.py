@@ -13,6 +13,7 @@ from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common import rpc
 from services.common.config import canonical_json, load_spec
 from services.common.errors import ConfigError
+from services.common.spec import parse_shared
 from services.launcher.console import hints
 from services.launcher.console.board import STATE_NAMES
 from services.launcher.console.connection import (
@@ -28,6 +29,7 @@ from services.launcher.console.views import PlainView, RunConsole
 from services.launcher.console.watch import leave, stayed
 
 OK, FAILED, BAD_SPEC, INTERRUPTED = 0, 1, 2, 130
+NEWEST = "newest"
 _REAP_S = 300.0
 _CALL_S = 30.0
 
@@ -49,9 +51,13 @@ def submit(wish: Wish, runs: Path) -> int:
     """Start a run and follow it to its end. Ctrl-C only stops following it."""
 
     async def work(connection: Connection, interrupts: Interrupts) -> int:
+        spec = load_spec(wish.spec, wish.overrides)
+        if wish.resume == NEWEST:
+            name = parse_shared(spec, where=str(wish.spec)).name
+            raise ConfigError(await interrupts.unless(_not_by_newest(connection, name)))
         request = pb.StartRunRequest(
             request_id=wish.request_id,
-            spec_json=canonical_json(load_spec(wish.spec, wish.overrides)),
+            spec_json=canonical_json(spec),
             mode=pb.RUN_MODE_TRAIN,
             resume_run_id=wish.resume,
         )
@@ -69,6 +75,18 @@ def submit(wish: Wish, runs: Path) -> int:
         return await _conclude(connection, run_id, wish.summary)
 
     return _with_launcher(runs, work)
+
+
+async def _not_by_newest(connection: Connection, name: str) -> str:
+    """Why `newest` is refused, and what to write in its place."""
+    listed = await connection.ask(connection.stub.ListRuns(pb.ListRunsRequest(), timeout=_CALL_S))
+    newest = next((run.run_id for run in listed.runs if run.name == name), "")
+    if not newest:
+        return f"--resume newest: there is no run of spec {name!r} at this launcher"
+    return (
+        "--resume newest: a request that is repeated names the same run, and the newest may be"
+        f" another one by then; write --resume {newest}, which is the newest of spec {name!r} now"
+    )
 
 
 async def _stayed(connection: Connection, run_id: str, interrupts: Interrupts) -> bool:

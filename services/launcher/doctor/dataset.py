@@ -11,6 +11,7 @@ from typing import Any
 
 from services.common.interpreter import python
 from services.launcher.doctor.children import output_of
+from services.launcher.doctor.environments import misnamed
 from services.launcher.doctor.ports import used_backends
 from services.launcher.doctor.results import (
     Finding,
@@ -92,6 +93,7 @@ async def dataset(subject: Subject) -> list[Finding]:
     except ChooseError as error:
         return [*findings, fail(str(error), "see whether the learner's environment is whole")]
     counts: Counter[Version] = Counter()
+    named: list[tuple[str, str]] = []
     for path, (keys, wrong) in used.items():
         if wrong:
             findings.append(Finding(Status.FAIL, wrong))
@@ -99,8 +101,11 @@ async def dataset(subject: Subject) -> list[Finding]:
         if 0 < len(left) < len(files[path]):
             findings.append(ok(f"{len(left)} of the {len(files[path])} tasks of {path} are used"))
         counts.update(version_of(task) for task in left)
+        named += [(key_of(task), env_key_of(task)) for task in left]
     if counts:
         findings.append(ok(_told(counts)))
+    if gateway := subject.sections.get(GATEWAY):
+        findings += misnamed(gateway, named)
     return [*findings, *await _at_fleet(subject, sorted(counts, key=str))]
 
 

@@ -72,6 +72,7 @@ async def test_all_that_is_broken_is_named_at_once_in_its_own_words(
     torn = "the verifier does not compile: '(' was never closed, in line 1: def lent(env:"
     says(result, Status.FAIL, f"torn: no task can be graded; of 'torn-lend-0', {torn}")
     says(result, Status.FAIL, "teleporter cannot be opened: backend 'embedded' has no environment")
+    says(result, Status.FAIL, "set env_gateway.environments.teleporter.backend; or correct env_id")
     says(result, Status.FAIL, "http://127.0.0.1:9/schema cannot be reached: Connection refused")
     says(result, Status.FAIL, "start the server, or correct env_gateway.backends.openenv.url")
     assert not children()
