@@ -25,6 +25,9 @@ CLEAN_AGAIN_S, CLEAN_AGAIN_MAX_S = 0.5, 30.0
 # A replica's phase while nobody has a machine for it.
 PHASE_NO_CAPACITY = "no_capacity"
 
+# How a service that refuses begins what it has to say (`services.common.main`).
+_REFUSAL = "\nerror: "
+
 
 def passed(run: Run) -> Run:
     """Nothing speaks against the start."""
@@ -143,9 +146,15 @@ def _failed(
         text = f"{cause}; restart {len(failures)} of {policy.max_restarts} in {delay:g} s"
         return run.put([replica]), [Note(text)]
     verdict = f"{cause}; gave up after {len(failures)} failures"
-    tail = f". Its last lines:\n{how.tail}" if how.tail and how.began else ""
+    tail = f". Its last lines:\n{_last_words(how)}" if how.tail and how.began else ""
     outcome = Outcome.REFUSED if how.code == EXIT_BAD_CONFIG else Outcome.FAILED
     return _given_up(run, replica, outcome, now, policy, verdict, tail)
+
+
+def _last_words(how: Exit) -> str:
+    """Whoever refuses says why in the end, and nobody need read the log before that."""
+    at = f"\n{how.tail}".rfind(_REFUSAL) if how.code == EXIT_BAD_CONFIG else -1
+    return how.tail[max(0, at) :]
 
 
 def _given_up(

@@ -10,6 +10,7 @@ from services.launcher import facts, runs
 from services.launcher.config import LauncherConfig
 from services.launcher.decide import decide, next_due
 from services.launcher.runs import (
+    EXIT_BAD_CONFIG,
     GATEWAY,
     LEARNER,
     ROLLOUT,
@@ -105,6 +106,16 @@ def test_a_learner_that_keeps_crashing_fails_the_run_with_its_last_lines() -> No
     assert "learner-0 was killed by signal 9; gave up after 3 failures" in run.error
     assert run.error.endswith("boom\nout of memory")
     assert "out of memory" not in notes[0].text, "its error is told with its end"
+
+
+def test_of_a_service_that_refuses_only_the_refusal_is_shown() -> None:
+    log = '{"event": "a group was dropped"}\nerror: of before\n{"event": "alarm"}'
+    how = Exit(EXIT_BAD_CONFIG, f"{log}\nerror: the template\nis wrong")
+    run, _ = facts.exited(running(), (LEARNER, 0), how, 0.0, POLICY)
+    assert run.error.endswith("Its last lines:\nerror: the template\nis wrong")
+    assert "{" not in run.error
+    run, _ = facts.exited(running(), (LEARNER, 0), Exit(EXIT_BAD_CONFIG, "usage: ..."), 0.0, POLICY)
+    assert run.error.endswith("Its last lines:\nusage: ...")
 
 
 def test_one_lost_rollout_of_two_does_not_fail_the_run() -> None:

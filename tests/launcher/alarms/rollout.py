@@ -1,5 +1,5 @@
 """A rollout process that plays without an engine: each attempt ends without a grade, in the words
-of a verifier that the spec gives."""
+of a verifier that the spec gives; or in a template error."""
 
 import asyncio
 import contextlib
@@ -16,9 +16,10 @@ from tests.learner.support import FakeWorker, failed
 
 
 class Config(Model):
-    """What the verifier says."""
+    """What the verifier says, or with `unrendered` the chat template."""
 
     words: str
+    unrendered: bool = False
     # Between two tries.
     delay_s: float = 0.02
 
@@ -33,11 +34,15 @@ class Ungraded(FakeWorker):
     async def play(self, lease: pb.Lease) -> None:
         for attempt in lease.attempts:
             await asyncio.sleep(self._config.delay_s)
-            one = failed(lease, attempt, trajectory_pb2.FAILURE_KIND_UNSPECIFIED)
-            one.header.no_grade = trajectory_pb2.NO_GRADE_REASON_EXECUTION_FAILED
+            if self._config.unrendered:
+                one = failed(lease, attempt, trajectory_pb2.FAILURE_KIND_TEMPLATE_ERROR)
+            else:
+                one = failed(lease, attempt, trajectory_pb2.FAILURE_KIND_UNSPECIFIED)
+                one.header.no_grade = trajectory_pb2.NO_GRADE_REASON_EXECUTION_FAILED
+                one.header.stop_reason = trajectory_pb2.STOP_REASON_DONE
             one.header.detail = self._config.words
-            one.header.stop_reason = trajectory_pb2.STOP_REASON_DONE
-            await self.submit(one)
+            if (await self.submit(one)).group_complete:
+                return
 
 
 async def serve(runtime: Runtime[Config]) -> None:
