@@ -107,6 +107,7 @@ async def _gateway(runtime: Runtime[EnvGatewayConfig], stack: AsyncExitStack) ->
         incarnation=f"{runtime.run_id}.{runtime.worker_id}.{runtime.incarnation[:8]}",
         watchdog=runtime.watchdog,
         scale=scale,
+        sandbox_limits=pool.sandbox_limits,
     )
 
 

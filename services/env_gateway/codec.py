@@ -112,6 +112,7 @@ def encode_status(gateway: Gateway) -> pb.GetStatusResponse:
         limiters=limiters,
         retry_tokens=gateway.caller.budget.tokens,
         delete_backlog=gateway.closer.pending,
+        sandbox_limits=gateway.sandbox_limits,
     )
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
@@ -57,12 +57,14 @@ class Gateway:
         rng: random.Random | None = None,
         watchdog: Watchdog | None = None,
         scale: Scale | None = None,
+        sandbox_limits: Sequence[str] = (),
     ) -> None:
         rng = rng or random.Random()
         self._watchdog = watchdog or Watchdog(limit_s=config.stall_s)
         self.config = config
         self.counts = Counts()
         self.draining = False
+        self.sandbox_limits = sandbox_limits
         self.capacity_changed = Signal()
         self.backends = backends
         self._verifiers = verifiers

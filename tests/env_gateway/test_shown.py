@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import sys
 import urllib.request
 from collections.abc import AsyncGenerator
@@ -195,6 +196,8 @@ async def check_status(gateway: Process) -> None:
     assert "1 (no_verifier 1)" in rows["shop"]
     assert rows["tracker"].split()[-2] == "1", "one episode expired"
     assert "created 3" in rows["instances"]
+    sandbox = "bounded by rlimits" if shutil.which("bwrap") else "none"
+    assert f"sandbox of verifiers: {sandbox}" in output
     code, output = await flotilla("--address", gateway.address, "--json")
     [told] = json.loads(output)["gateways"]
     by_env = {one["env_key"]: one for one in told["environments"]}

@@ -104,10 +104,13 @@ class VerifierPool:
         self._running: set[WorkerProcess] = set()
         self._spares = Spares(self._start_untrusted, size)
 
+    @property
+    def sandbox_limits(self) -> list[str]:
+        """A verifier's bounds in the sandbox, for people; none where there is no sandbox."""
+        return self._sandbox.limits if self._sandbox else []
+
     async def start(self) -> None:
         """Start the processes for trusted verifiers ahead of the first grade."""
-        if self._sandbox is not None:
-            _LOG.info("verifier_sandbox", limited_by=self._sandbox.limits)
         started = await asyncio.gather(*(self._start_trusted() for _ in range(self._size)))
         self._idle.extend(started)
 

@@ -72,7 +72,7 @@ class Sandbox:
 
     @property
     def limits(self) -> list[str]:
-        """What bounds a verifier, for people: its process's own limits, and those of its group."""
+        """A verifier's bounds, for people: its process's own limits, and those of its group."""
         return ["rlimits", *(self._groups.limits if self._groups else ())]
 
     def command(self) -> Command:

@@ -135,6 +135,10 @@ def _print(gateway: Gateway, answer: pb.GetStatusResponse, console: Console) -> 
         f"{answer.delete_backlog})  retries left {answer.retry_tokens:g}",
         highlight=False,
     )
+    bounds = ", ".join(answer.sandbox_limits)
+    console.print(
+        f"sandbox of verifiers: {f'bounded by {bounds}' if bounds else 'none'}", highlight=False
+    )
 
 
 def _cells(one: pb.EnvironmentStatus) -> tuple[str, ...]:

@@ -701,6 +701,7 @@ class GetStatusResponse(google.protobuf.message.Message):
     LIMITERS_FIELD_NUMBER: builtins.int
     RETRY_TOKENS_FIELD_NUMBER: builtins.int
     DELETE_BACKLOG_FIELD_NUMBER: builtins.int
+    SANDBOX_LIMITS_FIELD_NUMBER: builtins.int
     phase: builtins.str
     """`starting`, `serving`, `draining`."""
     instances_created: builtins.int
@@ -713,6 +714,13 @@ class GetStatusResponse(google.protobuf.message.Message):
     def environments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___EnvironmentStatus]: ...
     @property
     def limiters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LimiterStatus]: ...
+    @property
+    def sandbox_limits(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What bounds a verifier in its sandbox: `rlimits`, and the files of its
+        control group that are set, such as `memory.max`. Empty where there is no
+        sandbox.
+        """
+
     def __init__(
         self,
         *,
@@ -723,8 +731,9 @@ class GetStatusResponse(google.protobuf.message.Message):
         limiters: collections.abc.Iterable[global___LimiterStatus] | None = ...,
         retry_tokens: builtins.float = ...,
         delete_backlog: builtins.int = ...,
+        sandbox_limits: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["delete_backlog", b"delete_backlog", "environments", b"environments", "instances_closed", b"instances_closed", "instances_created", b"instances_created", "limiters", b"limiters", "phase", b"phase", "retry_tokens", b"retry_tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["delete_backlog", b"delete_backlog", "environments", b"environments", "instances_closed", b"instances_closed", "instances_created", b"instances_created", "limiters", b"limiters", "phase", b"phase", "retry_tokens", b"retry_tokens", "sandbox_limits", b"sandbox_limits"]) -> None: ...
 
 global___GetStatusResponse = GetStatusResponse
 
