@@ -27,6 +27,7 @@ from services.launcher.doctor.canaries import Canary, canaries
 from services.launcher.doctor.dataset import FLEET_OPENENV
 from services.launcher.doctor.played import Played, key_of_episode, now
 from services.launcher.doctor.ports import used_backends
+from services.launcher.doctor.prompts import UncountedError, prompts
 from services.launcher.doctor.results import Finding, Status, fail, first_line, ok, warn
 from services.launcher.doctor.subject import Subject
 from services.launcher.runs import GATEWAY
@@ -65,14 +66,25 @@ async def episodes(subject: Subject) -> list[Finding]:
             findings.append(ok(f"{canary.env_key}: graded {day}, and nothing has changed since"))
     if not due:
         return findings
-    by_env = await _played(subject, due)
-    good = [env for env, finding in by_env.items() if finding.status is Status.OK]
+    opened: dict[str, bytes] = {}
+    by_env = await _played(subject, due, opened)
+    single = frozenset(c.env_key for c in due if c.task.get("task_modality") == _SINGLE_TURN)
+    try:
+        counted = await prompts(subject, opened, single)
+    except UncountedError:
+        # Once there is something to count by, the episodes are played again.
+        return [*findings, *by_env.values()]
+    bad = {env for told in (by_env, counted) for env in told if told[env].status is not Status.OK}
+    good = set(by_env) - bad if "" not in counted else set[str]()
     played.note([key for env in good if (key := keys.get(env))], now())
-    return [*findings, *by_env.values()]
+    return [*findings, *by_env.values(), *counted.values()]
 
 
-async def _played(subject: Subject, due: Sequence[Canary]) -> dict[str, Finding]:
-    """By environment what came of its episode; "" is what concerns all of them."""
+async def _played(
+    subject: Subject, due: Sequence[Canary], opened: dict[str, bytes]
+) -> dict[str, Finding]:
+    """By environment what came of its episode; "" is what concerns all of them. `opened` gets what
+    each is that could be played."""
     command = python("-m", "services.env_gateway", executable=_interpreter(subject))
     lines: list[str] = []
     with scratch() as (folder, _):
@@ -82,7 +94,7 @@ async def _played(subject: Subject, due: Sequence[Canary]) -> dict[str, Finding]
             async with gateway(
                 spec, (), lines.append, command=command, environ=subject.environ
             ) as (address, token):
-                return await _all(address, token, subject.section(GATEWAY), due)
+                return await _all(address, token, subject.section(GATEWAY), due, opened)
         except GatewayError as error:
             return {"": _unstarted(_short(str(error)))}
 
@@ -105,7 +117,11 @@ def _interpreter(subject: Subject) -> str:
 
 
 async def _all(
-    address: str, token: str, section: Mapping[str, Any], due: Sequence[Canary]
+    address: str,
+    token: str,
+    section: Mapping[str, Any],
+    due: Sequence[Canary],
+    ready: dict[str, bytes],
 ) -> dict[str, Finding]:
     turn = asyncio.Semaphore(_AT_ONCE)
     async with rpc.channel(address, token=token) as channel:
@@ -113,14 +129,16 @@ async def _all(
 
         async def one(canary: Canary) -> Finding:
             async with turn:
-                return await _play(stub, section, canary)
+                return await _play(stub, section, canary, ready)
 
         findings = await asyncio.gather(*map(one, due))
         by_env = {canary.env_key: told for canary, told in zip(due, findings, strict=True)}
         return {**by_env, **await _leaks(stub)}
 
 
-async def _play(stub: Any, section: Mapping[str, Any], canary: Canary) -> Finding:
+async def _play(
+    stub: Any, section: Mapping[str, Any], canary: Canary, ready: dict[str, bytes]
+) -> Finding:
     """Open, grade and close: a policy that does nothing."""
     env_key, where = canary.env_key, f"env_gateway.backends.{canary.backend}"
     slow, limit_s = is_slow(section, env_key), float(section["open_timeout_s"])
@@ -134,6 +152,7 @@ async def _play(stub: Any, section: Mapping[str, Any], canary: Canary) -> Findin
         finding = _offered(env_key, canary.task, last.ready)
         if finding.status is not Status.OK:
             return finding
+        ready[env_key] = last.ready.SerializeToString()
         grade_s = float(section["verifiers"]["timeout_s"]) + _GRADE_MARGIN_S
         return _judged(env_key, finding, await _grade(stub, last, grade_s))
     except grpc.aio.AioRpcError as error:

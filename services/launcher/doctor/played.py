@@ -16,7 +16,7 @@ from typing import Any
 from services.launcher.doctor.canaries import Canary
 from services.launcher.doctor.dataset import FLEET_BACKENDS, version_of
 from services.launcher.doctor.subject import Subject
-from services.launcher.runs import GATEWAY
+from services.launcher.runs import GATEWAY, ROLLOUT
 
 FILE = ".doctor.json"
 # Packages of a server, and what else nobody can see from here, change in time.
@@ -73,6 +73,7 @@ def key_of_episode(subject: Subject, canary: Canary) -> str | None:
         section,
         [_content(Path(path)) for path in files if path],
         server,
+        _reader(subject),
         # What runs the verifiers, and the gateway.
         _stats([_ROOT / "services/env_gateway", _ROOT / "environments/verifiers.sha256"]),
         (str(subject.python or sys.executable), _packages()),
@@ -80,6 +81,18 @@ def key_of_episode(subject: Subject, canary: Canary) -> str | None:
     ]
     text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+
+
+def _reader(subject: Subject) -> object:
+    """What the length of its prompt depends on, and what it must not exceed."""
+    policy, rollout = subject.shared.policy, subject.sections.get(ROLLOUT, {})
+    keys = ("prompt", "max_input_length", "max_generate_length")
+    files = ("tokenizer.json", "chat_template.jinja", "tokenizer_config.json")
+    return (
+        (policy.model, policy.revision, policy.trust_remote_code),
+        [rollout.get(key) for key in keys],
+        [_content(Path(policy.model) / name) for name in files],
+    )
 
 
 def now() -> float:

@@ -78,7 +78,7 @@ def write(
         name = "library"
         [policy]
         model = "{policy}"
-        max_model_len = 512
+        max_model_len = 8192
         [env_gateway]
         backend = "mcp"
         [env_gateway.verifiers]
@@ -86,7 +86,7 @@ def write(
         [rollout]
         max_attempts = 4
         max_turns = 2
-        max_input_length = 400
+        max_input_length = 4000
         max_generate_length = 40
         [rollout.engine]
         device = "cpu"

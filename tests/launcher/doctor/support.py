@@ -32,11 +32,11 @@ def spec(policy: Path, tasks: Path, *overrides: str) -> dict[str, Any]:
     """A run in which nothing is wrong, but for what the overrides bring."""
     made: dict[str, Any] = {
         "name": "well",
-        "policy": {"model": str(policy), "dtype": "float32", "max_model_len": 512},
+        "policy": {"model": str(policy), "dtype": "float32", "max_model_len": 8192},
         "env_gateway": {"backend": "embedded"},
         "rollout": {
             "max_attempts": 4,
-            "max_input_length": 400,
+            "max_input_length": 4000,
             "max_generate_length": 40,
             "engine": {"device": "cpu", "max_num_seqs": 4},
         },

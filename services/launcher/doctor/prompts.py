@@ -1,0 +1,111 @@
+"""How long the prompts of environments are, with their tools, by the policy's tokenizer and chat
+template: what is too long is found before an engine is loaded."""
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from services.common.interpreter import python
+from services.launcher.doctor.children import output_of
+from services.launcher.doctor.policy import NoPolicyError, policy_folder
+from services.launcher.doctor.results import (
+    Finding,
+    NotApplicableError,
+    UnprobedError,
+    fail,
+    first_line,
+    ok,
+    warn,
+)
+from services.launcher.doctor.subject import Subject
+from services.launcher.runs import ROLLOUT
+
+# The prompt is the rollout's: its own functions make it, in a process of its own. By environment
+# how many tokens it has, or why it cannot be made.
+_COUNT = """
+import base64, json, sys
+from pathlib import Path
+from flotilla.env_gateway.v1 import episode_service_pb2 as pb
+from services.rollout import codec
+from services.rollout.adapters.tokenizer import load_tokenizer
+from services.rollout.ports import TemplateError
+from services.rollout.prompt import PromptBuilder
+
+asked = json.load(sys.stdin)
+tokenizer = load_tokenizer(
+    Path(asked["folder"]),
+    trust_remote_code=asked["trust_remote_code"],
+    template_options=asked["template_options"],
+)
+told = {}
+for env_key, ready in asked["ready"].items():
+    ready = pb.EpisodeReady.FromString(base64.b64decode(ready))
+    shown = [part.text for part in ready.initial_observation if part.text]
+    try:
+        episode = codec.episode_from_pb("", ready, shown)
+        ids = PromptBuilder(tokenizer, asked["profile"]).prompt_ids(episode.facts, episode.tools)
+        told[env_key] = [len(ids), ""]
+    except (TemplateError, ValueError, TypeError) as error:
+        told[env_key] = [0, str(error)]
+print(json.dumps(told))
+"""
+
+
+class UncountedError(Exception):
+    """Nothing can be counted yet; the message says why."""
+
+
+async def prompts(
+    subject: Subject, opened: Mapping[str, bytes], single_turn: frozenset[str]
+) -> dict[str, Finding]:
+    """By environment; none where the probe `tokenizer` says why. `opened` are the gateway's
+    EpisodeReady, as they came over the wire. Raises UncountedError."""
+    rollout = subject.sections.get(ROLLOUT)
+    if rollout is None or not opened:
+        return {}
+    try:
+        folder = await policy_folder(subject)
+        executable = subject.interpreter("tokenizers", "transformers")
+    except NotApplicableError as error:
+        raise UncountedError(str(error)) from error
+    except (NoPolicyError, UnprobedError):
+        return {}
+    question = {
+        "folder": str(folder.resolve()),
+        "trust_remote_code": subject.shared.policy.trust_remote_code,
+        "template_options": rollout["prompt"]["template_options"],
+        "profile": rollout["prompt"]["profile"],
+        "ready": {env_key: base64.b64encode(text).decode() for env_key, text in opened.items()},
+    }
+    command = python("-c", _COUNT, executable=executable)
+    code, output, errors = await output_of(command, json.dumps(question).encode(), subject.environ)
+    if code != 0:
+        last = first_line("\n".join(reversed(errors.strip().splitlines())))
+        what = f"prompts are not counted: the rollout's functions ended with code {code}: {last}"
+        return {"": warn(what, "see whether the rollout's environment is whole")}
+    told = json.loads(output.strip().splitlines()[-1])
+    return {
+        env_key: judged(env_key, tokens, wrong, rollout, several=env_key not in single_turn)
+        for env_key, (tokens, wrong) in told.items()
+    }
+
+
+def judged(
+    env_key: str, tokens: int, wrong: str, rollout: Mapping[str, Any], *, several: bool
+) -> Finding:
+    """Whether a prompt leaves room for a turn, and for another where there may be `several`."""
+    most, turn = rollout["max_input_length"], rollout["max_generate_length"]
+    if wrong:
+        return fail(f"{env_key}: {wrong}", "mend the chat template of policy.model")
+    what = f"{env_key}: its prompt with tools is {tokens} tokens"
+    fix = (
+        f"raise it to {tokens + turn} at least, and policy.max_model_len to"
+        f" {tokens + 2 * turn}, or offer fewer tools"
+    )
+    if tokens > most:
+        return fail(f"{what}, and rollout.max_input_length = {most}: no turn is played", fix)
+    if several and tokens + turn > most:
+        why = f"after a turn of rollout.max_generate_length = {turn} there is no other"
+        return warn(f"{what}, and rollout.max_input_length = {most}: {why}", fix)
+    return ok(f"{what} of {most}")

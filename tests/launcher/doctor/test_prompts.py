@@ -1,0 +1,47 @@
+"""Prompts that do not fit, named before an engine is loaded."""
+
+from pathlib import Path
+
+import pytest
+
+from services.common.config import load_spec
+from services.launcher.doctor.prompts import judged
+from services.launcher.doctor.results import Status
+from tests.launcher.doctor import own_environment
+from tests.launcher.doctor.support import probed, says, subject
+
+
+@pytest.mark.parametrize(
+    ("tokens", "several", "status", "said"),
+    [
+        (300, True, Status.OK, "300 tokens of 400"),
+        (360, True, Status.OK, "360 tokens of 400"),
+        (361, True, Status.WARN, "rollout.max_generate_length = 40 there is no other"),
+        (361, False, Status.OK, "361 tokens of 400"),
+        (401, False, Status.FAIL, "rollout.max_input_length = 400: no turn is played"),
+    ],
+)
+def test_a_prompt_leaves_room_for_its_turns(
+    tokens: int, several: bool, status: Status, said: str
+) -> None:
+    rollout = {"max_input_length": 400, "max_generate_length": 40}
+    finding = judged("library", tokens, "", rollout, several=several)
+    assert finding.status is status
+    assert f"is {tokens} tokens" in finding.detail
+    assert said in finding.detail
+
+
+async def test_the_prompt_with_its_tools_is_counted_as_the_policy_reads_it(
+    policy: Path, tmp_path: Path
+) -> None:
+    path = own_environment.write(tmp_path, policy)
+    small = ("rollout.max_input_length=100", "rollout.max_generate_length=40")
+    spec = load_spec(path, small)
+    result = await probed("episodes", subject(spec, tmp_path))
+    says(result, Status.FAIL, "library: its prompt with tools is", "max_input_length = 100")
+    says(result, Status.FAIL, "policy.max_model_len", "library: 4 tools")
+    large = ("rollout.max_input_length=8000", "policy.max_model_len=8192")
+    result = await probed("episodes", subject(load_spec(path, large), tmp_path))
+    says(result, Status.OK, "tokens of 8000", "library: 4 tools")
+    result = await probed("episodes", subject(load_spec(path, large), tmp_path))
+    says(result, Status.OK, "nothing has changed since")
