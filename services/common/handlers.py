@@ -188,7 +188,9 @@ async def abort(context: Context, error: ServiceError) -> NoReturn:
         delay.FromNanoseconds(int(error.retry_delay_s * 1e9))
         details.append(_packed(error_details_pb2.RetryInfo(retry_delay=delay)))
         pushback = ((_PUSHBACK_HEADER, str(int(error.retry_delay_s * 1000))),)
-    status = status_pb2.Status(code=error.code.value[0], message=error.message, details=details)
+    # Others' words may hold lone surrogates, which no message can.
+    message = error.message.encode("utf-8", "replace").decode()
+    status = status_pb2.Status(code=error.code.value[0], message=message, details=details)
     rich = rpc_status.to_status(status)
     await context.abort(rich.code, rich.details, (*rich.trailing_metadata, *pushback))
 

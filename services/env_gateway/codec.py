@@ -79,14 +79,14 @@ def encode_answer(answer: Answer, *, replayed: bool) -> pb.CallToolResponse:
 def encode_grade(grade: Grade) -> pb.GradeResponse:
     response = pb.GradeResponse(
         partial_reward=grade.partial_reward,
-        checks_passed=[_encodable(check) for check in grade.checks_passed],
-        checks_failed=[_encodable(check) for check in grade.checks_failed],
+        checks_passed=[encodable(check) for check in grade.checks_passed],
+        checks_failed=[encodable(check) for check in grade.checks_failed],
         stdout=grade.stdout,
         attempts=grade.attempts,
     )
     if grade.reason is not None:
         response.no_grade.reason = _REASONS[grade.reason]
-        response.no_grade.detail = _encodable(grade.detail[:8192])
+        response.no_grade.detail = encodable(grade.detail[:8192])
     elif grade.reward is not None:
         response.reward = grade.reward
     return response
@@ -137,9 +137,9 @@ def _environment(gateway: Gateway, env_key: str) -> pb.EnvironmentStatus:
 
 def _tool(tool: Tool) -> pb.Tool:
     return pb.Tool(
-        name=_encodable(tool.name),
-        description=_encodable(tool.description),
-        input_schema_json=_encodable(tool.input_schema_json),
+        name=encodable(tool.name),
+        description=encodable(tool.description),
+        input_schema_json=encodable(tool.input_schema_json),
         read_only=tool.read_only,
         idempotent=tool.idempotent,
     )
@@ -147,14 +147,14 @@ def _tool(tool: Tool) -> pb.Tool:
 
 def _part(part: Part) -> pb.ContentPart:
     if isinstance(part, Text):
-        return pb.ContentPart(text=_encodable(part.text))
+        return pb.ContentPart(text=encodable(part.text))
     return pb.ContentPart(media=_media(part))
 
 
 def _media(media: Media) -> pb.Media:
     return pb.Media(
         data=media.data,
-        mime=_encodable(media.mime),
+        mime=encodable(media.mime),
         sha256=media.sha256,
         size_bytes=media.size,
         width=media.width,
@@ -162,6 +162,6 @@ def _media(media: Media) -> pb.Media:
     )
 
 
-def _encodable(text: str) -> str:
+def encodable(text: str) -> str:
     """Environments and verifiers may say lone surrogates, which protobuf refuses."""
     return text.encode("utf-8", "replace").decode()

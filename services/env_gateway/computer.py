@@ -8,12 +8,12 @@ coordinates, applied to what the policy asks and to what the tool answers.
 import base64
 import binascii
 import hashlib
-import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from services.common.parsing import Limits, aside, parse_json
 from services.env_gateway.config import ScreenConfig
 from services.env_gateway.offer import COMPUTER
 from services.env_gateway.ports import Media, Part, Text, Tool
@@ -22,10 +22,12 @@ from services.env_gateway.tasks import TaskError
 _DEFAULT_WIDTH, _DEFAULT_HEIGHT = 1366, 768
 _THOUSANDTHS = 1000
 _POINTS = ("coordinate", "start_coordinate")
-_SIZE = re.compile(r"\b(\d{3,5})\s?[x×]\s?(\d{3,5})\b")  # noqa: RUF001
-_POSITION = re.compile(r"\bX=(\d+),\s?Y=(\d+)\b")
+_SIZE = re.compile(r"\b([1-9]\d{2,4})\s?[x×]\s?([1-9]\d{2,4})\b")  # noqa: RUF001
+_POSITION = re.compile(r"\bX=(\d{1,9}),\s?Y=(\d{1,9})\b")
 _DATA_URL = re.compile(r"data:(?P<mime>[\w.+-]+/[\w.+-]+);base64,")
 _LOOKS = ("screenshot", "cursor_position")
+# A picture in JSON text, with little around it.
+_ANSWER = Limits(bytes=2**28, values=2**10)
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -91,7 +93,7 @@ class Screen:
 
     async def shown_parts(self, parts: Sequence[Part]) -> tuple[Part, ...]:
         """An answer's pictures in the size, and its positions in the units, of the policy."""
-        return tuple([await self._shown(decoded(part)) for part in parts])
+        return tuple([await self._shown(await _decoded(part)) for part in parts])
 
     def _pixels(self, name: str, point: object) -> list[int]:
         values = cast("list[object]", point) if isinstance(point, list) else []
@@ -151,14 +153,20 @@ def screen_size(tool: Tool) -> Size:
     return Size(int(match[1]), int(match[2]))
 
 
+async def _decoded(part: Part) -> Part:
+    if isinstance(part, Text):
+        return await aside(len(part.text), lambda: decoded(part))
+    return part
+
+
 def decoded(part: Part) -> Part:
     """Some servers answer with a picture as JSON text, {"base64_image": ...}: that is a picture."""
     if not isinstance(part, Text) or '"base64_image"' not in part.text:
         return part
     try:
-        answer = json.loads(part.text)
+        answer = parse_json(part.text, _ANSWER)
         encoded = answer["base64_image"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         return part
     if not encoded or not isinstance(encoded, str):
         return Text("Screenshot capture failed (null image)")

@@ -66,7 +66,7 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
                 if state is State.READY:
                     response.ready.CopyFrom(self._ready(session))
                 else:
-                    response.detail = session.failure or session.trouble
+                    response.detail = codec.encodable(session.failure or session.trouble)
                 yield response
 
     async def CallTool(self, request: pb.CallToolRequest, context: Context) -> pb.CallToolResponse:

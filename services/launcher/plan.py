@@ -1,7 +1,6 @@
 """From a run spec to the commands of its replicas, pure."""
 
 import hashlib
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,11 +9,13 @@ from typing import Any
 
 from services.common.config import canonical_json, parse
 from services.common.interpreter import python
+from services.common.parsing import Limits, ParseError, TooLargeError, parse_json
 from services.common.spec import parse_shared
 from services.launcher.config import LauncherConfig
 from services.launcher.runs import LEARNER, Key, RunMode
 
 SPEC_FILE = "spec.json"
+_LIMITS = Limits(bytes=2**21, values=2**16)
 
 
 class BadSpecError(ValueError):
@@ -38,8 +39,10 @@ class Plan:
 def read_spec(text: str) -> Plan:
     """Parse what the launcher needs of a spec. Raises BadSpecError or ConfigError."""
     try:
-        spec = json.loads(text)
-    except ValueError as error:
+        spec = parse_json(text, _LIMITS, strict=True)
+    except TooLargeError as error:
+        raise BadSpecError(f"the spec is too large: {error}") from error
+    except ParseError as error:
         raise BadSpecError(f"the spec is not JSON: {error}") from error
     if not isinstance(spec, dict):
         raise BadSpecError("the spec is not a JSON object")

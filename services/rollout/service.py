@@ -1,7 +1,6 @@
 """RolloutService: a look into a worker, and one group on request."""
 
 import asyncio
-import json
 import uuid
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
@@ -12,6 +11,7 @@ import grpc.aio
 from flotilla.rollout.v1 import rollout_service_pb2 as pb
 from flotilla.rollout.v1 import rollout_service_pb2_grpc as pb_grpc
 from services.common.errors import ServiceError
+from services.common.parsing import Limits, ParseError, parse_json
 from services.rollout.codec import policy_to_pb
 from services.rollout.episode import Attempt, AttemptRunner
 from services.rollout.policy import PolicyFollower
@@ -21,6 +21,7 @@ from services.rollout.worker import Worker
 
 DOMAIN = "rollout.flotilla"
 MOST_ATTEMPTS = 64
+TASK_LIMITS = Limits(bytes=2**21, values=2**16)
 HIGHEST_TEMPERATURE = 10.0
 
 Event = pb.SampleGroupResponse
@@ -110,8 +111,8 @@ class RolloutService(pb_grpc.RolloutServiceServicer):
 
     def _checked(self, request: pb.SampleGroupRequest) -> int:
         try:
-            task = json.loads(request.task_json)
-        except (ValueError, RecursionError) as error:
+            task = parse_json(request.task_json, TASK_LIMITS)
+        except ParseError as error:
             raise _bad_task(f"task_json is not JSON: {error}") from error
         if not isinstance(task, dict):
             raise _bad_task("task_json must be a JSON object")

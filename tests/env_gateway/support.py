@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
+from services.env_gateway.adapters.fake import FakeGrader
 from services.env_gateway.computer import Scale
 from services.env_gateway.config import EnvGatewayConfig
 from services.env_gateway.episodes import OpenSpec, State
 from services.env_gateway.gateway import Gateway
 from services.env_gateway.journal import Journal
-from services.env_gateway.ports import Grader
+from services.env_gateway.ports import Backend, Grader
 from services.env_gateway.session import Session
 from services.env_gateway.tasks import parse_task
 from services.env_gateway.verdicts import VerifierRunner
@@ -58,7 +58,8 @@ def config(**changes: Any) -> EnvGatewayConfig:
 
 @asynccontextmanager
 async def running(
-    backend: FakeBackend,
+    backend: Backend,
+    /,
     grader: Grader | None = None,
     *,
     journal: Path | None = None,

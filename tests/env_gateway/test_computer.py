@@ -176,3 +176,16 @@ async def test_only_a_look_at_the_screen_is_sent_again_when_its_fate_is_unknown(
         clicked, _ = await gateway.call(session, 1, "computer", '{"action": "left_click"}', 5.0)
     assert (looked.outcome, looked.attempts) == (Outcome.OK, 2)
     assert clicked.outcome is Outcome.OUTCOME_UNKNOWN
+
+
+@pytest.mark.parametrize("position", ["X=" + "9" * 5000 + ",Y=1", "X=1,Y=" + "9" * 400])
+async def test_a_position_that_no_screen_has_is_text_like_any_other(position: str) -> None:
+    screen = Screen(THOUSANDTHS, COMPUTER, unscaled)
+    assert await screen.shown_parts([Text(position)]) == (Text(position),)
+
+
+async def test_a_screen_of_no_size_is_the_usual_one() -> None:
+    tool = Tool("computer", "A screen of 000x000 pixels.", "{}")
+    screen = Screen(THOUSANDTHS, tool, unscaled)
+    assert screen.pixels == Size(1366, 768)
+    assert await screen.shown_parts([Text("X=1,Y=1")]) == (Text("X=0,Y=1"),)

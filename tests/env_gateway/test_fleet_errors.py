@@ -1,11 +1,13 @@
 """What Fleet's error bodies mean."""
 
 import json
+import time
 from typing import Any
 
 import pytest
 
 from services.env_gateway.adapters.fleet.errors import classified
+from services.env_gateway.adapters.fleet.wire import duplicate_of
 from services.env_gateway.adapters.http_client import HttpError
 
 BAD_GATEWAY = "<html><h1>502 Bad Gateway</h1></html>"
@@ -90,3 +92,13 @@ def test_an_error_is_told_in_fleets_own_words() -> None:
 def test_a_body_that_nests_without_end_is_judged_by_its_status() -> None:
     body = '{"detail": ' * 2000 + "1" + "}" * 2000
     assert classified(HttpError(502, body, None)).kind == "http"
+
+
+def test_a_body_of_backslashes_is_searched_in_one_pass() -> None:
+    began = time.process_time()
+    classified(HttpError(500, "\\" * 4000, None))
+    assert time.process_time() - began < 0.02
+
+
+def test_a_body_nested_deeply_names_no_instance() -> None:
+    assert duplicate_of("[" * 4000) is None

@@ -31,26 +31,33 @@ class Served:
 
 @contextmanager
 def served(
-    *, listen: str = "127.0.0.1:0", tls: Tls | None = None, **changes: Any
+    *,
+    listen: str = "127.0.0.1:0",
+    tls: Tls | None = None,
+    make: Callable[[], Any] = FakeBackend,
+    **changes: Any,
 ) -> Generator[Served]:
-    backend, grader = FakeBackend(), FakeGrader()
-    started: Future[tuple[str, Gateway, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+    grader = FakeGrader()
+    started: Future[tuple[Served, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
     async def serve() -> None:
+        backend = make()
         async with running(backend, grader, **changes) as gateway:
             server = rpc.server(token=TOKEN)
             service = EpisodeService(gateway, lambda: None)
             episode_service_pb2_grpc.add_EpisodeServiceServicer_to_server(service, server)
             async with rpc.serving(server, listen, tls=tls, grace_s=0.1) as at:
                 stop = asyncio.Event()
-                started.set_result((at.address, gateway, asyncio.get_running_loop(), stop))
+                made = Served(at.address, gateway, backend, grader)
+                started.set_result((made, asyncio.get_running_loop(), stop))
                 await stop.wait()
+        await backend.close()
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
-    address, gateway, loop, stop = started.result(5.0)
+    made, loop, stop = started.result(10.0)
     try:
-        yield Served(address, gateway, backend, grader)
+        yield made
     finally:
         loop.call_soon_threadsafe(stop.set)
         thread.join()

@@ -35,6 +35,21 @@ def test_b53_a_spec_that_is_none_is_refused(text: str) -> None:
         read_spec(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"learner":' * 2000 + "1" + "}" * 2000, "nested more than 100 deep"),
+        ("[" + "[]," * 300_000 + "1]", "more than 65536 values"),
+        ('{"name": "a", "name": "b"}', "the key 'name' is repeated"),
+        ('{"name": "a", "seed": 1e999}', "1e999 is too large for a number"),
+    ],
+    ids=["deep", "many", "repeated", "infinite"],
+)
+def test_a_spec_of_too_much_is_refused_before_it_is_built(text: str, message: str) -> None:
+    with pytest.raises(BadSpecError, match=message):
+        read_spec(text)
+
+
 async def test_b52_a_new_run_never_takes_a_folder_or_link_that_is_there(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
