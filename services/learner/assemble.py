@@ -136,6 +136,7 @@ def _server(
             limits,
             tokenizer=vendors.tokenizer,
             drain=runtime.drain,
+            intake=runtime.config.intake,
         ),
         server,
     )

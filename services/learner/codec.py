@@ -26,6 +26,8 @@ from services.learner.types import (
 
 _MAX_SEQUENCES = 256
 _MAX_TURNS = 4096
+# Of all sequences together; a turn has a few.
+_MAX_SPANS = 4 * _MAX_TURNS
 _MAX_DETAIL = 2000
 # Of the keys of one map of counts, and of each.
 _MAX_NAMED, _MAX_NAME = 8, 200
@@ -54,6 +56,7 @@ class Assembly:
         self._token_ids: list[bytearray] = []
         self._logprobs: list[bytearray] = []
         self._received = 0
+        self._expected = 0
         self._end: bytes | None = None
 
     def add(self, part: groups_pb.SubmitTrajectoryRequest) -> None:
@@ -69,6 +72,19 @@ class Assembly:
             self._end = part.end.content_digest
         else:
             raise MalformedError(f"expected header, chunks, end; got {kind} out of order")
+
+    @property
+    def claim(self) -> tuple[str, str, AttemptKey]:
+        """Under which lease, by which worker and as what it comes."""
+        header = self._header
+        if header is None:
+            raise MalformedError("the stream broke off before its header")
+        return header.lease_id, header.worker_id, _key(header)
+
+    @property
+    def announced_bytes(self) -> int:
+        """At most so much follows."""
+        return self._expected
 
     def trajectory(self) -> Trajectory:
         """The whole, once the stream has ended."""
@@ -95,6 +111,9 @@ class Assembly:
         count = len(header.sequences)
         if count > _MAX_SEQUENCES or len(header.turns) > _MAX_TURNS:
             raise MalformedError(f"{count} sequences, {len(header.turns)} turns are too many")
+        spans = sum(len(sequence.spans) for sequence in header.sequences)
+        if spans > _MAX_SPANS:
+            raise MalformedError(f"{spans} spans are too many; at most {_MAX_SPANS}")
         for number, sequence in enumerate(header.sequences):
             if not 0 < sequence.token_count <= self._limits.max_tokens:
                 raise MalformedError(
@@ -210,10 +229,13 @@ def _check_order(spans: Items[Span], where: str) -> None:
             raise MalformedError(f"{where}: the policy goes back to an older one")
 
 
+def _key(header: trajectory_pb2.TrajectoryHeader) -> AttemptKey:
+    return AttemptKey(header.key.group_id, header.key.attempt_index, getattr(header.key, "try"))
+
+
 def _trajectory(
     header: trajectory_pb2.TrajectoryHeader, sequences: tuple[Sequence, ...], digest: bytes
 ) -> Trajectory:
-    key = getattr(header.key, "try")
     reward, failure, no_grade = _outcome(header)
     stop = _STOPS.get(header.stop_reason)
     if reward is not None and (stop is None or not sequences):
@@ -226,7 +248,7 @@ def _trajectory(
     if len(header.detail) > _MAX_DETAIL:
         raise MalformedError(f"detail has {len(header.detail)} characters; at most {_MAX_DETAIL}")
     return Trajectory(
-        key=AttemptKey(header.key.group_id, header.key.attempt_index, key),
+        key=_key(header),
         lease_id=header.lease_id,
         sequences=sequences,
         content_digest=digest,

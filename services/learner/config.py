@@ -119,6 +119,17 @@ class WeightsConfig(Model):
     advertise: str | None = None
 
 
+class IntakeConfig(Model):
+    """Trajectories on their way in."""
+
+    # Bytes of one worker's trajectories that may be under way; its further ones wait, unread.
+    worker_bytes: int = Field(default=16 * 2**20, ge=2**20, le=2**40)
+    # And of all workers together.
+    total_bytes: int = Field(default=64 * 2**20, ge=2**20, le=2**40)
+    # A submission that stands still for so long is ended; its worker sends it again.
+    stall_s: Seconds = 30.0
+
+
 class LearnerConfig(Model):
     """Everything under `[learner]`."""
 
@@ -152,6 +163,7 @@ class LearnerConfig(Model):
     # For `replace`: most groups that are replaced for one step, in multiples of groups_per_step.
     max_refill: int = Field(default=4, ge=1, le=1000)
     publish_timeout_s: Seconds = 120.0
+    intake: IntakeConfig = IntakeConfig()
     weights: WeightsConfig = WeightsConfig()
     # How long a cut Attach stream keeps its membership.
     attach_grace_s: Seconds = 10.0

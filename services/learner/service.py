@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Generator
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 import grpc
@@ -12,14 +12,18 @@ from flotilla.learner.v1 import group_service_pb2_grpc
 from flotilla.learner.v1 import policy_service_pb2 as policies_pb
 from services.common.errors import ServiceError
 from services.common.fingerprint import TokenizerDigests
+from services.common.paced import LastWords, StalledError, paced
 from services.learner import codec, codec_out
+from services.learner.config import IntakeConfig
 from services.learner.groups.dispatcher import Dispatcher
 from services.learner.groups.requests import (
     DrainingError,
     LeaseRequest,
+    Receipt,
     UnknownPolicyError,
     now,
 )
+from services.learner.groups.room import Room, RoomFullError
 from services.learner.groups.types import LeaseLostError
 from services.learner.journal.attempts import ContentConflictError
 from services.learner.journal.connection import JournalError
@@ -30,8 +34,9 @@ EPOCH_KEY = "flotilla-run-epoch"
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _FAILED = grpc.StatusCode.FAILED_PRECONDITION
-_HEAR_OUT_BYTES = 64 << 20
-_HEAR_OUT_S = 1.0
+# How much more memory a header takes than bytes on the wire, at most or nearly.
+_PARSED = 8
+_RETRY_S = 1.0
 
 
 def refuse(code: grpc.StatusCode, reason: str, message: str, **facts: str) -> ServiceError:
@@ -77,6 +82,7 @@ class GroupService(group_service_pb2_grpc.GroupServiceServicer):
         *,
         tokenizer: TokenizerDigests,
         drain: asyncio.Event,
+        intake: IntakeConfig | None = None,
         poll_s: float = 20.0,
     ) -> None:
         self._dispatcher = dispatcher
@@ -85,6 +91,11 @@ class GroupService(group_service_pb2_grpc.GroupServiceServicer):
         self._tokenizer = tokenizer
         self._drain = drain
         self._poll_s = poll_s
+        self._intake = intake or IntakeConfig()
+        self._room = Room(
+            worker_bytes=self._intake.worker_bytes, total_bytes=self._intake.total_bytes
+        )
+        self._last_words = LastWords()
 
     async def LeaseGroup(
         self, request: pb.LeaseGroupRequest, context: Context
@@ -141,15 +152,32 @@ class GroupService(group_service_pb2_grpc.GroupServiceServicer):
         assembly = codec.Assembly(await asyncio.shield(self._limits))
         try:
             with _refusals():
-                async for part in request_iterator:
-                    assembly.add(part)
-                receipt = await self._dispatcher.submit(assembly.trajectory())
+                async with aclosing(paced(request_iterator, self._intake.stall_s)) as parts:
+                    receipt = await self._take(parts, assembly)
         except ServiceError:
-            await _hear_out(request_iterator)
+            await self._last_words.hear_out(request_iterator)
             raise
         return pb.SubmitTrajectoryResponse(
             repeated_submission=receipt.repeated, group_complete=receipt.group_complete
         )
+
+    async def _take(
+        self, parts: AsyncIterator[pb.SubmitTrajectoryRequest], assembly: codec.Assembly
+    ) -> Receipt:
+        """Nothing is read of what has no lease, nor before there is room for all of it."""
+        header = 0
+        async for part in parts:
+            assembly.add(part)
+            header = _PARSED * part.ByteSize()
+            break
+        lease_id, worker_id, key = assembly.claim
+        leased = await self._dispatcher.intake.admit(lease_id, worker_id, key)
+        async with self._room.place(worker_id, assembly.announced_bytes, header=header):
+            async for part in parts:
+                if leased and part.HasField("chunk"):
+                    self._dispatcher.intake.check_holder(lease_id, worker_id)
+                assembly.add(part)
+            return await self._dispatcher.submit(assembly.trajectory())
 
     async def GetStatus(
         self, request: pb.GetStatusRequest, context: Context
@@ -179,20 +207,6 @@ class GroupService(group_service_pb2_grpc.GroupServiceServicer):
         return max(0.0, min(self._poll_s, context.time_remaining() - 1.0))
 
 
-async def _hear_out(parts: AsyncIterator[pb.SubmitTrajectoryRequest]) -> None:
-    """Take in, within bounds, what a refused caller is sending still.
-
-    A call that is cut off while its caller writes may end there as INTERNAL, without the reason.
-    """
-    left = _HEAR_OUT_BYTES
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_HEAR_OUT_S):
-            async for part in parts:
-                left -= part.ByteSize()
-                if left < 0:
-                    return
-
-
 @contextmanager
 def _refusals() -> Generator[None]:
     """The dispatcher's refusals in the contract's words."""
@@ -201,6 +215,11 @@ def _refusals() -> Generator[None]:
     except (DrainingError, JournalError) as error:
         # With a journal that takes nothing more, or is another learner's, this one ends too.
         raise refuse(grpc.StatusCode.UNAVAILABLE, "DRAINING", str(error)) from error
+    except (StalledError, RoomFullError) as error:
+        reason = "STREAM_STALLED" if isinstance(error, StalledError) else "INTAKE_FULL"
+        full = refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, reason, str(error))
+        full.retry_delay_s = _RETRY_S
+        raise full from error
     except LeaseLostError as error:
         raise refuse(grpc.StatusCode.NOT_FOUND, "LEASE_LOST", error.args[0]) from error
     except ContentConflictError as error:

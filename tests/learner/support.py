@@ -182,7 +182,7 @@ def graded(
     header = trajectory_pb2.TrajectoryHeader(
         key=key(lease.group_id, attempt.attempt_index, attempt.next_try),
         lease_id=lease.lease_id,
-        worker_id="w",
+        worker_id="w0",
         sequences=[trajectory_pb2.SequenceHeader(token_count=8, spans=spans)],
         reward=float(chooser.random() < 0.5) if reward is None else reward,
         stop_reason=trajectory_pb2.STOP_REASON_DONE,
@@ -296,6 +296,7 @@ class FakeWorker:
         return response.lease if response.HasField("lease") else None
 
     async def submit(self, submission: Submission) -> pb.SubmitTrajectoryResponse:
+        submission.header.worker_id = self.worker_id
         response = await self.groups.SubmitTrajectory(submission.parts(), timeout=10)
         k = submission.header.key
         digest = hashlib.sha256(b"".join(submission.token_ids + submission.logprobs)).digest()

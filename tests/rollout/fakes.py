@@ -74,6 +74,8 @@ class FakeLearner(group_grpc.GroupServiceServicer, policy_grpc.PolicyServiceServ
     accept: bool = True
     # Of submissions with a reward, the next so many are refused.
     malformed: int = 0
+    # As many submissions are ended as if they had stood still.
+    stalled: int = 0
     # How long an answer to a poll is under way once the lease is granted.
     answer_seconds: float = 0.0
     granted: dict[str, group_pb.Lease] = field(default_factory=dict[str, group_pb.Lease])
@@ -113,6 +115,9 @@ class FakeLearner(group_grpc.GroupServiceServicer, policy_grpc.PolicyServiceServ
         self, request_iterator: AsyncIterator[group_pb.SubmitTrajectoryRequest], context: Any
     ) -> group_pb.SubmitTrajectoryResponse:
         self._enter("SubmitTrajectory", context)
+        if self.stalled:
+            self.stalled -= 1
+            raise refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, "STREAM_STALLED")
         parts = [part async for part in request_iterator]
         chunks = [part.chunk for part in parts[1:-1]]
         ids = b"".join(chunk.token_ids for chunk in chunks)

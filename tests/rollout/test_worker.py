@@ -255,6 +255,16 @@ async def test_a_learner_that_is_away_for_a_moment_costs_nothing() -> None:
         assert it.outcomes() == {(0, 0): "reward"}
 
 
+async def test_a_submission_that_the_learner_ended_for_standing_still_is_sent_again() -> None:
+    learner = learner_with(lease(attempts=1))
+    learner.stalled = 2
+    async with setup(learner) as it:
+        await until(lambda: it.learner.submitted, 10.0)
+        # Under its first try: nothing was lost and nothing is sampled again.
+        assert it.outcomes() == {(0, 0): "reward"}
+        assert not learner.stalled
+
+
 async def test_a_new_epoch_of_the_learner_is_adopted() -> None:
     async with setup(learner_with(lease(attempts=1)), seconds=0.1) as it:
         await until(lambda: it.worker.running)

@@ -78,7 +78,7 @@ class Dispatcher:
             book, batcher, journal, fresh, self._giving_up, self.tally, self.changed
         )
         self._provenance = Provenance(lineage, book.workers, run_epoch)
-        self._intake = Intake(book, journal, self._provenance, self.endings, self.changed)
+        self.intake = Intake(book, journal, self._provenance, self.endings, self.changed)
         self._journal = journal
         self._fresh = fresh
         self._seed = seed
@@ -133,7 +133,7 @@ class Dispatcher:
 
         Raises LeaseLostError, ContentConflictError, UnknownPolicyError or ValueError.
         """
-        return await self._intake.submit(trajectory)
+        return await self.intake.submit(trajectory)
 
     # --- groups
 

@@ -15,7 +15,7 @@ from services.learner.groups.writes import Writes
 from services.learner.journal.attempts import ContentConflictError
 from services.learner.journal.store import Journal
 from services.learner.trajectory import Trajectory
-from services.learner.types import PolicyId
+from services.learner.types import AttemptKey, PolicyId
 
 # Why a try is not used whose worker has not shown that it serves what it says.
 _UNVERIFIED = "unverified_policy"
@@ -41,6 +41,28 @@ class Intake:
         self._endings = endings
         self._changed = changed
         self._writes = Writes()
+
+    async def admit(self, lease_id: str, worker_id: str, key: AttemptKey) -> bool:
+        """Leave to send a try, before any of it is read; False for one that is journaled already,
+        which needs no lease to be repeated.
+
+        Raises LeaseLostError or ValueError.
+        """
+        try:
+            self.check_holder(lease_id, worker_id)
+            self._book.check(lease_id, key, now())
+        except LeaseLostError:
+            if await self._journal.record_digest(key) is None:
+                raise
+            return False
+        return True
+
+    def check_holder(self, lease_id: str, worker_id: str) -> None:
+        """Raises LeaseLostError unless the lease is good, and this worker's."""
+        holder = self._book.holder(lease_id)
+        if holder is None or holder.worker_id != worker_id:
+            why = "it has ended" if holder is None else "it is another worker's"
+            raise LeaseLostError(f"worker {worker_id!r} has no lease {lease_id!r}: {why}")
 
     async def submit(self, trajectory: Trajectory) -> Receipt:
         """Take a finished try; when this returns it is durable.

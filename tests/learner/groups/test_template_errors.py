@@ -51,7 +51,7 @@ async def test_no_attempt_of_a_group_with_a_template_error_is_used(tmp_path: Pat
         lease = await lease_for(worker, pb.PURPOSE_TRAIN)
         await spoil(worker, lease)
         late = graded(lease, lease.attempts[3], worker.policy)
-        with pytest.raises(grpc.aio.AioRpcError, match="does not cover group"):
+        with pytest.raises(grpc.aio.AioRpcError, match="has no lease"):
             await worker.submit(late)
         again = await lease_for(worker, pb.PURPOSE_TRAIN)
         assert again.group_id.endswith("r0"), "the task is not tried again at once"

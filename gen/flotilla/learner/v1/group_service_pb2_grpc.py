@@ -53,6 +53,8 @@ class GroupServiceStub(object):
     INVALID_ARGUMENT    MALFORMED_TRAJECTORY  a bug in the worker
     NOT_FOUND           LEASE_LOST          drop the group
     ALREADY_EXISTS      CONTENT_CONFLICT    other content under the same key
+    RESOURCE_EXHAUSTED  STREAM_STALLED      the submission stood still; send it again, whole
+    RESOURCE_EXHAUSTED  INTAKE_FULL         too many submissions wait; send it again, later
     UNAVAILABLE         DRAINING            the learner is going away
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
@@ -125,6 +127,8 @@ class GroupServiceServicer(object):
     INVALID_ARGUMENT    MALFORMED_TRAJECTORY  a bug in the worker
     NOT_FOUND           LEASE_LOST          drop the group
     ALREADY_EXISTS      CONTENT_CONFLICT    other content under the same key
+    RESOURCE_EXHAUSTED  STREAM_STALLED      the submission stood still; send it again, whole
+    RESOURCE_EXHAUSTED  INTAKE_FULL         too many submissions wait; send it again, later
     UNAVAILABLE         DRAINING            the learner is going away
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
@@ -157,7 +161,11 @@ class GroupServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SubmitTrajectory(self, request_iterator, context):
-        """Hands in one finished or failed try: header, chunks, end. Repeating what is
+        """Hands in one finished or failed try: header, chunks, end. What has no lease
+        is refused at its header. Otherwise the learner reads on when there is room
+        for all that the header announces; until then it leaves the stream alone.
+        A stream that stands still is ended, and may be sent again whole: that
+        costs no try. A lease that is lost on the way ends it. Repeating what is
         journaled is free and gets the same receipt. What a policy of this epoch
         wrote is used if this incarnation was accepted for that policy; the report
         may come a moment after the trajectory.
@@ -250,6 +258,8 @@ class GroupService(object):
     INVALID_ARGUMENT    MALFORMED_TRAJECTORY  a bug in the worker
     NOT_FOUND           LEASE_LOST          drop the group
     ALREADY_EXISTS      CONTENT_CONFLICT    other content under the same key
+    RESOURCE_EXHAUSTED  STREAM_STALLED      the submission stood still; send it again, whole
+    RESOURCE_EXHAUSTED  INTAKE_FULL         too many submissions wait; send it again, later
     UNAVAILABLE         DRAINING            the learner is going away
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own

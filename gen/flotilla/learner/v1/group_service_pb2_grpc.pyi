@@ -45,6 +45,8 @@ class GroupServiceStub:
       INVALID_ARGUMENT    MALFORMED_TRAJECTORY  a bug in the worker
       NOT_FOUND           LEASE_LOST          drop the group
       ALREADY_EXISTS      CONTENT_CONFLICT    other content under the same key
+      RESOURCE_EXHAUSTED  STREAM_STALLED      the submission stood still; send it again, whole
+      RESOURCE_EXHAUSTED  INTAKE_FULL         too many submissions wait; send it again, later
       UNAVAILABLE         DRAINING            the learner is going away
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
@@ -81,7 +83,11 @@ class GroupServiceStub:
         flotilla.learner.v1.group_service_pb2.SubmitTrajectoryRequest,
         flotilla.learner.v1.group_service_pb2.SubmitTrajectoryResponse,
     ]
-    """Hands in one finished or failed try: header, chunks, end. Repeating what is
+    """Hands in one finished or failed try: header, chunks, end. What has no lease
+    is refused at its header. Otherwise the learner reads on when there is room
+    for all that the header announces; until then it leaves the stream alone.
+    A stream that stands still is ended, and may be sent again whole: that
+    costs no try. A lease that is lost on the way ends it. Repeating what is
     journaled is free and gets the same receipt. What a policy of this epoch
     wrote is used if this incarnation was accepted for that policy; the report
     may come a moment after the trajectory.
@@ -129,6 +135,8 @@ class GroupServiceAsyncStub:
       INVALID_ARGUMENT    MALFORMED_TRAJECTORY  a bug in the worker
       NOT_FOUND           LEASE_LOST          drop the group
       ALREADY_EXISTS      CONTENT_CONFLICT    other content under the same key
+      RESOURCE_EXHAUSTED  STREAM_STALLED      the submission stood still; send it again, whole
+      RESOURCE_EXHAUSTED  INTAKE_FULL         too many submissions wait; send it again, later
       UNAVAILABLE         DRAINING            the learner is going away
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
@@ -164,7 +172,11 @@ class GroupServiceAsyncStub:
         flotilla.learner.v1.group_service_pb2.SubmitTrajectoryRequest,
         flotilla.learner.v1.group_service_pb2.SubmitTrajectoryResponse,
     ]
-    """Hands in one finished or failed try: header, chunks, end. Repeating what is
+    """Hands in one finished or failed try: header, chunks, end. What has no lease
+    is refused at its header. Otherwise the learner reads on when there is room
+    for all that the header announces; until then it leaves the stream alone.
+    A stream that stands still is ended, and may be sent again whole: that
+    costs no try. A lease that is lost on the way ends it. Repeating what is
     journaled is free and gets the same receipt. What a policy of this epoch
     wrote is used if this incarnation was accepted for that policy; the report
     may come a moment after the trajectory.
@@ -212,6 +224,8 @@ class GroupServiceServicer(metaclass=abc.ABCMeta):
       INVALID_ARGUMENT    MALFORMED_TRAJECTORY  a bug in the worker
       NOT_FOUND           LEASE_LOST          drop the group
       ALREADY_EXISTS      CONTENT_CONFLICT    other content under the same key
+      RESOURCE_EXHAUSTED  STREAM_STALLED      the submission stood still; send it again, whole
+      RESOURCE_EXHAUSTED  INTAKE_FULL         too many submissions wait; send it again, later
       UNAVAILABLE         DRAINING            the learner is going away
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
@@ -255,7 +269,11 @@ class GroupServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[flotilla.learner.v1.group_service_pb2.SubmitTrajectoryRequest],
         context: _ServicerContext,
     ) -> typing.Union[flotilla.learner.v1.group_service_pb2.SubmitTrajectoryResponse, collections.abc.Awaitable[flotilla.learner.v1.group_service_pb2.SubmitTrajectoryResponse]]:
-        """Hands in one finished or failed try: header, chunks, end. Repeating what is
+        """Hands in one finished or failed try: header, chunks, end. What has no lease
+        is refused at its header. Otherwise the learner reads on when there is room
+        for all that the header announces; until then it leaves the stream alone.
+        A stream that stands still is ended, and may be sent again whole: that
+        costs no try. A lease that is lost on the way ends it. Repeating what is
         journaled is free and gets the same receipt. What a policy of this epoch
         wrote is used if this incarnation was accepted for that policy; the report
         may come a moment after the trajectory.

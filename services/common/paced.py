@@ -1,0 +1,70 @@
+"""Reading streams of requests: stopping in the middle holds no place."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import suppress
+from typing import Any, TypeVar
+
+M = TypeVar("M", bound=Any)
+
+# What a stream must bring at least within each `stall_s`, on average: single bytes now and then
+# are no progress.
+_LEAST_BYTES = 2**16
+_HEAR_OUT_BYTES = 64 << 20
+_HEAR_OUT_S = 1.0
+_HEARD_OUT_AT_ONCE = 4
+
+
+class StalledError(Exception):
+    """A stream brought nothing for too long, or next to nothing all the time."""
+
+
+async def paced(parts: AsyncIterator[M], stall_s: float) -> AsyncGenerator[M]:
+    """The messages of a stream, as long as they keep coming. Raises StalledError.
+
+    What the reader does with a message costs the stream no time.
+    """
+    now = asyncio.get_running_loop().time
+    iterator, received, begun = aiter(parts), 0, now()
+    while True:
+        until = min(now() + stall_s, begun + stall_s * (1 + received // _LEAST_BYTES))
+        try:
+            async with asyncio.timeout_at(until):
+                part = await anext(iterator)
+        except StopAsyncIteration:
+            return
+        except TimeoutError as error:
+            raise StalledError(
+                f"the stream stood still after {received} bytes; it may bring nothing for"
+                f" {stall_s:g} s, and takes at most that for each {_LEAST_BYTES} bytes"
+            ) from error
+        received += part.ByteSize()
+        handed_over = now()
+        yield part
+        begun += now() - handed_over
+
+
+class LastWords:
+    """Takes in, within bounds, what refused callers are sending still.
+
+    A call that is cut off while its caller writes may end there as INTERNAL, without the reason;
+    so do those beyond the few that are heard out at once.
+    """
+
+    def __init__(self) -> None:
+        self._heard = 0
+
+    async def hear_out(self, parts: AsyncIterator[Any]) -> None:
+        if self._heard >= _HEARD_OUT_AT_ONCE:
+            return
+        self._heard += 1
+        left = _HEAR_OUT_BYTES
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_HEAR_OUT_S):
+                    async for part in parts:
+                        left -= part.ByteSize()
+                        if left < 0:
+                            return
+        finally:
+            self._heard -= 1
