@@ -11,6 +11,7 @@ what there is to read.
 
 import asyncio
 import json
+import resource
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ __all__ = [
 MAX_MESSAGE_BYTES = 2**20 + 2**16
 DEFAULT_TIMEOUT_S = 60.0
 DEFAULT_STREAM_TIMEOUT_S = 3600.0
+_FILES = 65536
 
 _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -76,7 +78,14 @@ _CHANNEL_OPTIONS = [
     # Peers are on this machine or of this run: no proxy of the environment is between.
     ("grpc.enable_http_proxy", 0),
 ]
-_SERVER_OPTIONS = [*_OPTIONS, ("grpc.so_reuseport", 0)]
+_SERVER_OPTIONS = [
+    *_OPTIONS,
+    ("grpc.so_reuseport", 0),
+    # What a stream brings unread stays with its caller beyond this; gRPC would measure the network,
+    # and take in megabytes of each.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 2**16),
+]
 
 # Every method may be repeated, so gRPC itself may retry. A server that stops may answer CANCELLED
 # to the calls it was serving. Never RESOURCE_EXHAUSTED: a message too large stays too large.
@@ -191,12 +200,22 @@ async def serving(
         raise ConfigError(
             f"cannot listen on {listen}: another process has the port; stop it, or use port 0"
         ) from error
+    _allow_connections()
     await server.start()
     try:
         yield Serving(advertised(host, port, advertise), health)
     finally:
         health.set(False)
         await server.stop(grace_s)
+
+
+def _allow_connections() -> None:
+    """Every connection, and every call to others, holds a socket; the usual soft limit on open
+    files, 1024, is less than there may be of them, and gRPC then accepts nobody."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def service_error(error: grpc.aio.AioRpcError) -> ServiceError | None:

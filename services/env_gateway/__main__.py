@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import resource
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
@@ -22,7 +21,6 @@ It is the only place with concurrency limits, retries and verifiers. Alone:
 
     FLOTILLA_TOKEN=... python -m services.env_gateway --config deploy/runs/local.toml
 """
-_FILES = 65536
 
 
 def load() -> Callable[[Runtime[EnvGatewayConfig]], Awaitable[None]]:
@@ -41,7 +39,6 @@ async def serve(runtime: Runtime[EnvGatewayConfig]) -> None:
     from services.common import rpc
     from services.env_gateway.service import EpisodeService
 
-    _allow_connections()
     runtime.watchdog.limit_s = runtime.config.stall_s
     async with AsyncExitStack() as stack:
         gateway = await _gateway(runtime, stack)
@@ -64,15 +61,6 @@ async def serve(runtime: Runtime[EnvGatewayConfig]) -> None:
         await _until_drained(runtime, keeping)
         serving.set_serving(False)
         await gateway.drain(runtime.config.drain_s)
-
-
-def _allow_connections() -> None:
-    """Every call, creation and heartbeat under way holds a socket; the usual soft limit on open
-    files, 1024, is less than there may be of them."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _status(runtime: Runtime[EnvGatewayConfig], alarms: LateHeartbeats) -> Status:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Generator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 import grpc
@@ -11,6 +11,7 @@ from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc
 from services.common import rpc
 from services.common.errors import ServiceError
+from services.common.paced import LastWords, StalledError, paced
 from services.common.parsing import aside
 from services.env_gateway import codec
 from services.env_gateway.episodes import CallSeqError, EpisodeLostError, State
@@ -22,8 +23,13 @@ from services.env_gateway.tasks import TaskError
 _DOMAIN = "env_gateway.flotilla"
 _CHUNK_BYTES = 2**20
 _QUEUE_RETRY_S = 1.0
-# A watcher of a busy gateway needs no more than ten updates a second.
+# A transcript that stands still for so long is not waited for.
+_STALL_S = 30.0
+# A watcher of a busy gateway needs no more than ten updates a second, and all of them together get
+# no more than a thousand.
 _WATCH_PERIOD_S = 0.1
+_WATCH_SHARE_S = 0.001
+_MOST_WATCHES = 256
 
 _STATUS = {
     TaskError: (grpc.StatusCode.INVALID_ARGUMENT, "BAD_TASK"),
@@ -32,6 +38,7 @@ _STATUS = {
     CallSeqError: (grpc.StatusCode.FAILED_PRECONDITION, "CALL_SEQ"),
     QueueFullError: (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
     EpisodeLostError: (grpc.StatusCode.NOT_FOUND, "EPISODE_LOST"),
+    StalledError: (grpc.StatusCode.RESOURCE_EXHAUSTED, "STREAM_STALLED"),
     DrainingError: (grpc.StatusCode.UNAVAILABLE, "DRAINING"),
 }
 
@@ -44,6 +51,8 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
     def __init__(self, gateway: Gateway, request_drain: Callable[[], None]) -> None:
         self._gateway = gateway
         self._request_drain = request_drain
+        self._last_words = LastWords()
+        self._watches = 0
 
     async def OpenEpisode(
         self, request: pb.OpenEpisodeRequest, context: Context
@@ -83,7 +92,13 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
     async def Grade(
         self, request_iterator: AsyncIterator[pb.GradeRequest], context: Context
     ) -> pb.GradeResponse:
-        header, transcript = await self._read_grade(request_iterator)
+        try:
+            async with aclosing(paced(request_iterator, _STALL_S)) as parts:
+                with _refusals():
+                    header, transcript = await self._read_grade(parts)
+        except ServiceError:
+            await self._last_words.hear_out(request_iterator)
+            raise
         timeout_s = self._gateway.config.max_budget_s
         if header.HasField("deadline"):
             timeout_s = rpc.seconds(header.deadline)
@@ -120,6 +135,14 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
     async def WatchCapacity(
         self, request: pb.WatchCapacityRequest, context: Context
     ) -> AsyncIterator[pb.WatchCapacityResponse]:
+        if self._watches >= _MOST_WATCHES:
+            message = f"{_MOST_WATCHES} watch already; ask GetStatus now and then instead"
+            code = grpc.StatusCode.RESOURCE_EXHAUSTED
+            raise ServiceError(code, "TOO_MANY_WATCHES", message, domain=_DOMAIN)
+        self._watches += 1
+        # Not in a `finally`: see OpenEpisode.
+        on_end: Any = self._unwatched
+        context.add_done_callback(on_end)
         gateway = self._gateway
         loop = asyncio.get_running_loop()
         until = loop.time() + gateway.config.watch_age_s
@@ -133,13 +156,16 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
             if current != last:
                 last = current
                 yield current
-                await asyncio.sleep(_WATCH_PERIOD_S)
+                await asyncio.sleep(max(_WATCH_PERIOD_S, _WATCH_SHARE_S * self._watches))
                 continue
             try:
                 async with asyncio.timeout_at(until):
                     await gateway.capacity_changed.wait()
             except TimeoutError:
                 return
+
+    def _unwatched(self, context: object) -> None:
+        self._watches -= 1
 
     async def GetStatus(
         self, request: pb.GetStatusRequest, context: Context
@@ -167,6 +193,8 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
                 raise _bad_grade("a grade is one header, then transcript chunks")
             if header is None:
                 header = request.header
+                # Nothing is read of what is for no episode.
+                self._gateway.session(header.episode_id)
             transcript += request.transcript_chunk
             if len(transcript) > limit:
                 raise _bad_grade(
@@ -191,7 +219,7 @@ def _refusals() -> Generator[None]:
         yield
     except tuple(_STATUS) as error:
         code, reason = _STATUS[type(error)]
-        delay_s = _QUEUE_RETRY_S if isinstance(error, QueueFullError) else None
+        delay_s = _QUEUE_RETRY_S if isinstance(error, QueueFullError | StalledError) else None
         raise ServiceError(
             code, reason, str(error), domain=_DOMAIN, retry_delay_s=delay_s
         ) from error

@@ -311,3 +311,35 @@ async def test_a_draining_gateway_opens_nothing_and_asks_its_process_to_end() ->
         assert client.drained.is_set()
         async with refused(grpc.StatusCode.UNAVAILABLE, "DRAINING"):
             await client.open(1)
+
+
+async def test_nothing_is_read_of_a_transcript_for_no_episode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    never = asyncio.Event()
+
+    async def requests(episode_id: str) -> AsyncIterator[pb.GradeRequest]:
+        yield pb.GradeRequest(header=pb.GradeHeader(episode_id=episode_id))
+        yield pb.GradeRequest(transcript_chunk=b"x" * 1000)
+        await never.wait()
+
+    monkeypatch.setattr("services.env_gateway.service._STALL_S", 0.1)
+    async with serving(FakeBackend()) as client:
+        async with refused(grpc.StatusCode.NOT_FOUND, "EPISODE_LOST"):
+            await client.stub.Grade(requests("nobody's"), timeout=3)
+        ready = (await client.open())[-1]
+        async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "STREAM_STALLED") as errors:
+            await client.stub.Grade(requests(ready.episode_id), timeout=3)
+        assert errors[0].retry_delay_s is not None
+        # It is graded as if nothing had been.
+        assert (await client.grade(ready.episode_id)).HasField("reward")
+
+
+async def test_only_so_many_watch_the_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.env_gateway.service._MOST_WATCHES", 1)
+    async with serving(FakeBackend()) as client:
+        watch = client.stub.WatchCapacity(pb.WatchCapacityRequest(), timeout=5)
+        await watch.read()
+        async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_WATCHES"):
+            await client.stub.WatchCapacity(pb.WatchCapacityRequest(), timeout=5).read()
+        watch.cancel()

@@ -43,6 +43,8 @@ class EpisodeServiceStub(object):
     FAILED_PRECONDITION OVER_LIMIT          `opening` exceeds a limit for good
     FAILED_PRECONDITION CALL_SEQ            a `call_seq` out of order
     RESOURCE_EXHAUSTED  QUEUE_FULL          later; carries RetryInfo
+    RESOURCE_EXHAUSTED  STREAM_STALLED      a transcript stood still; send it again, whole
+    RESOURCE_EXHAUSTED  TOO_MANY_WATCHES    ask GetStatus now and then instead
     NOT_FOUND           EPISODE_LOST        unknown, closed, expired or replaced
     NOT_FOUND           MEDIA_LOST          no bytes under that hash
     UNAVAILABLE         DRAINING            the gateway is going away
@@ -122,6 +124,8 @@ class EpisodeServiceServicer(object):
     FAILED_PRECONDITION OVER_LIMIT          `opening` exceeds a limit for good
     FAILED_PRECONDITION CALL_SEQ            a `call_seq` out of order
     RESOURCE_EXHAUSTED  QUEUE_FULL          later; carries RetryInfo
+    RESOURCE_EXHAUSTED  STREAM_STALLED      a transcript stood still; send it again, whole
+    RESOURCE_EXHAUSTED  TOO_MANY_WATCHES    ask GetStatus now and then instead
     NOT_FOUND           EPISODE_LOST        unknown, closed, expired or replaced
     NOT_FOUND           MEDIA_LOST          no bytes under that hash
     UNAVAILABLE         DRAINING            the gateway is going away
@@ -275,6 +279,8 @@ class EpisodeService(object):
     FAILED_PRECONDITION OVER_LIMIT          `opening` exceeds a limit for good
     FAILED_PRECONDITION CALL_SEQ            a `call_seq` out of order
     RESOURCE_EXHAUSTED  QUEUE_FULL          later; carries RetryInfo
+    RESOURCE_EXHAUSTED  STREAM_STALLED      a transcript stood still; send it again, whole
+    RESOURCE_EXHAUSTED  TOO_MANY_WATCHES    ask GetStatus now and then instead
     NOT_FOUND           EPISODE_LOST        unknown, closed, expired or replaced
     NOT_FOUND           MEDIA_LOST          no bytes under that hash
     UNAVAILABLE         DRAINING            the gateway is going away

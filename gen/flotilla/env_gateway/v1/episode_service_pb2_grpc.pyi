@@ -35,6 +35,8 @@ class EpisodeServiceStub:
       FAILED_PRECONDITION OVER_LIMIT          `opening` exceeds a limit for good
       FAILED_PRECONDITION CALL_SEQ            a `call_seq` out of order
       RESOURCE_EXHAUSTED  QUEUE_FULL          later; carries RetryInfo
+      RESOURCE_EXHAUSTED  STREAM_STALLED      a transcript stood still; send it again, whole
+      RESOURCE_EXHAUSTED  TOO_MANY_WATCHES    ask GetStatus now and then instead
       NOT_FOUND           EPISODE_LOST        unknown, closed, expired or replaced
       NOT_FOUND           MEDIA_LOST          no bytes under that hash
       UNAVAILABLE         DRAINING            the gateway is going away
@@ -129,6 +131,8 @@ class EpisodeServiceAsyncStub:
       FAILED_PRECONDITION OVER_LIMIT          `opening` exceeds a limit for good
       FAILED_PRECONDITION CALL_SEQ            a `call_seq` out of order
       RESOURCE_EXHAUSTED  QUEUE_FULL          later; carries RetryInfo
+      RESOURCE_EXHAUSTED  STREAM_STALLED      a transcript stood still; send it again, whole
+      RESOURCE_EXHAUSTED  TOO_MANY_WATCHES    ask GetStatus now and then instead
       NOT_FOUND           EPISODE_LOST        unknown, closed, expired or replaced
       NOT_FOUND           MEDIA_LOST          no bytes under that hash
       UNAVAILABLE         DRAINING            the gateway is going away
@@ -222,6 +226,8 @@ class EpisodeServiceServicer(metaclass=abc.ABCMeta):
       FAILED_PRECONDITION OVER_LIMIT          `opening` exceeds a limit for good
       FAILED_PRECONDITION CALL_SEQ            a `call_seq` out of order
       RESOURCE_EXHAUSTED  QUEUE_FULL          later; carries RetryInfo
+      RESOURCE_EXHAUSTED  STREAM_STALLED      a transcript stood still; send it again, whole
+      RESOURCE_EXHAUSTED  TOO_MANY_WATCHES    ask GetStatus now and then instead
       NOT_FOUND           EPISODE_LOST        unknown, closed, expired or replaced
       NOT_FOUND           MEDIA_LOST          no bytes under that hash
       UNAVAILABLE         DRAINING            the gateway is going away
