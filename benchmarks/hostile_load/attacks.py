@@ -1,0 +1,197 @@
+"""The strangers of `benchmarks.hostile_load`, in a process of their own.
+
+`python -m benchmarks.hostile_load.attacks SERVICE ADDRESS SCALE` begins all its attacks at once,
+says `holding` and what it got hold of as JSON lines, and holds on until its standard input ends or
+its time is over. It talks to 127.0.0.1 alone.
+"""
+
+import argparse
+import asyncio
+import json
+import resource
+import socket
+import sys
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from flotilla.env_gateway.v1 import episode_service_pb2 as episodes_pb
+from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
+from flotilla.learner.v1 import group_service_pb2 as groups_pb
+from flotilla.learner.v1 import trajectory_pb2
+from flotilla.learner.v1.group_service_pb2_grpc import GroupServiceStub
+from services.common import rpc
+from tests.learner.support import TOKEN, FakeWorker
+
+CONNECTIONS, HALF_OPEN, WATCHES, SUBMISSIONS = 2500, 1000, 2500, 200
+PER_CHANNEL = 100
+HOLD_S = 120.0
+CHUNK_BYTES = 2**20 - 2**10
+# What HTTP/2 begins with: the preface, and settings that set nothing.
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000")
+
+Held = list[Any]
+
+
+def idle_connections(address: str, count: int) -> list[socket.socket]:
+    """Connections that greet and then say nothing; as many as are taken."""
+    host, _, port = address.rpartition(":")
+    held: list[socket.socket] = []
+    for _ in range(count):
+        try:
+            connection = socket.create_connection((host, int(port)), timeout=2.0)
+            connection.sendall(GREETING)
+        except OSError:
+            break
+        held.append(connection)
+    return held
+
+
+async def silence() -> AsyncIterator[Any]:
+    await asyncio.Event().wait()
+    yield
+
+
+class Strangers:
+    """What holds on to one service."""
+
+    def __init__(self, service: str, address: str, scale: float) -> None:
+        self._service = service
+        self._address = address
+        self._scale = scale
+        self._channels: list[grpc.aio.Channel] = []
+        self.held: Held = []
+
+    def count(self, of: int) -> int:
+        return max(1, int(of * self._scale))
+
+    async def begin(self) -> dict[str, int]:
+        connections = await asyncio.to_thread(
+            idle_connections, self._address, self.count(CONNECTIONS)
+        )
+        self.held += connections
+        half_open = [self._half_open(channel) for channel in self._over(self.count(HALF_OPEN))]
+        watches = [self._watch(channel) for channel in self._over(self.count(WATCHES))]
+        self.held += half_open + watches
+        submissions = await self._submissions(self.count(SUBMISSIONS))
+        calls = {"half_open": half_open, "watches": watches, "submissions": submissions}
+        before: dict[str, int] = {}
+        # Refusals need a moment.
+        for _ in range(20):
+            await asyncio.sleep(1.0)
+            held = {name: sum(not call.done() for call in made) for name, made in calls.items()}
+            if held == before:
+                break
+            before = held
+        return {"connections": len(connections), **before}
+
+    async def end(self) -> None:
+        for channel in self._channels:
+            await channel.close()
+        for held in self.held:
+            if isinstance(held, socket.socket):
+                held.close()
+
+    def _over(self, calls: int) -> list[grpc.aio.Channel]:
+        """A channel for each call; some calls share one."""
+        channels = [
+            rpc.channel(self._address, token=TOKEN, stream_timeout_s=HOLD_S, timeout_s=HOLD_S)
+            for _ in range(-(-calls // PER_CHANNEL))
+        ]
+        self._channels += channels
+        return [channels[n // PER_CHANNEL] for n in range(calls)]
+
+    def _half_open(self, channel: grpc.aio.Channel) -> Any:
+        return self._submit(channel)(silence())
+
+    def _submit(self, channel: grpc.aio.Channel) -> Any:
+        stub: Any
+        if self._service == "learner":
+            stub = GroupServiceStub(channel)
+            return stub.SubmitTrajectory
+        stub = EpisodeServiceStub(channel)
+        return stub.Grade
+
+    def _watch(self, channel: grpc.aio.Channel) -> Any:
+        """A watch that nobody reads; half of those of the gateway need no token."""
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        if self._service == "env_gateway" and len(self.held) % 2:
+            return EpisodeServiceStub(channel).WatchCapacity(episodes_pb.WatchCapacityRequest())
+        return health.Watch(health_pb2.HealthCheckRequest())
+
+    async def _submissions(self, count: int) -> list[Any]:
+        channels = self._over(count)
+        if self._service == "learner":
+            sent = [unfinished_trajectory(header) for header in await self._headers(count)]
+        else:
+            sent = [unfinished_grade() for _ in channels]
+        calls = [
+            self._submit(channel)(parts) for channel, parts in zip(channels, sent, strict=True)
+        ]
+        self.held += calls
+        return calls
+
+    async def _headers(self, count: int) -> Sequence[trajectory_pb2.TrajectoryHeader]:
+        """Every other one under a lease that is good."""
+        worker = FakeWorker(self._address, "hostile", channel=self._over(1)[0])
+        self.held.append(asyncio.create_task(worker.attach()))
+        await asyncio.wait_for(worker.updated.wait(), 30)
+        keys: list[tuple[str, str, int]] = []
+        while len(keys) < count // 2 and (lease := await worker.poll()):
+            keys += [(lease.lease_id, lease.group_id, a.attempt_index) for a in lease.attempts]
+        keys += [("forged", "forged", 0)] * count
+        return [header_of(*key) for pair in zip(keys, reversed(keys), strict=True) for key in pair][
+            :count
+        ]
+
+
+def header_of(lease_id: str, group_id: str, attempt: int) -> trajectory_pb2.TrajectoryHeader:
+    """Of a trajectory of 4 MiB."""
+    sequences = [trajectory_pb2.SequenceHeader(token_count=2**13) for _ in range(64)]
+    return trajectory_pb2.TrajectoryHeader(
+        key=trajectory_pb2.TrajectoryKey(group_id=group_id, attempt_index=attempt),
+        lease_id=lease_id,
+        worker_id="hostile",
+        sequences=sequences,
+    )
+
+
+async def unfinished_trajectory(header: trajectory_pb2.TrajectoryHeader) -> AsyncIterator[Any]:
+    yield groups_pb.SubmitTrajectoryRequest(header=header)
+    for _ in range(3):
+        chunk = trajectory_pb2.SequenceChunk(token_ids=bytes(CHUNK_BYTES))
+        yield groups_pb.SubmitTrajectoryRequest(chunk=chunk)
+    await asyncio.Event().wait()
+
+
+async def unfinished_grade() -> AsyncIterator[Any]:
+    yield episodes_pb.GradeRequest(header=episodes_pb.GradeHeader(episode_id="forged"))
+    for _ in range(3):
+        yield episodes_pb.GradeRequest(transcript_chunk=bytes(CHUNK_BYTES))
+    await asyncio.Event().wait()
+
+
+async def main(service: str, address: str, scale: float) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 16384)), hard))
+    strangers = Strangers(service, address, scale)
+    try:
+        print(json.dumps({"holding": await strangers.begin()}), flush=True)
+        async with asyncio.timeout(HOLD_S):
+            await asyncio.to_thread(sys.stdin.read)
+    except TimeoutError:
+        pass
+    finally:
+        await strangers.end()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("service")
+    parser.add_argument("address")
+    parser.add_argument("scale", type=float)
+    given = parser.parse_args()
+    asyncio.run(main(given.service, given.address, given.scale))

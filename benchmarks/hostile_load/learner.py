@@ -1,0 +1,37 @@
+"""A learner without tensors, for `benchmarks.hostile_load`: `... FOLDER`. It says where it serves.
+
+Its services, its journal and its limits are the real ones; its ranks are `FakeRanks`.
+"""
+
+import asyncio
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from services.common.config import parse
+from services.common.spec import SharedConfig
+from services.learner.adapters.fake import FakeRanks
+from services.learner.adapters.trackers_jsonl import JsonlTracker
+from services.learner.assemble import run_learner
+from services.learner.vendors import Vendors
+from tests.learner.support import TOKENIZER, free_port, make_config, make_runtime
+
+# As long as a long trajectory: what strangers announce is then allowed.
+SHARED = {"name": "test", "policy": {"model": "m", "dtype": "float32", "max_model_len": 2**17}}
+
+
+async def main(folder: Path) -> None:
+    config = make_config(
+        folder, steps=100_000, groups_per_step=64, group_size=16, lease_ttl_s=300.0
+    )
+    address = f"127.0.0.1:{free_port()}"
+    runtime = make_runtime(folder, config, listen=address)
+    runtime = replace(runtime, shared=parse(SharedConfig, SHARED, where="benchmark"))
+    tracker = JsonlTracker(folder / "run" / "metrics.jsonl")
+    print(json.dumps({"address": address}), flush=True)
+    await run_learner(runtime, Vendors(FakeRanks(folder / "weights"), tracker, TOKENIZER))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1])))
