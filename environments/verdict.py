@@ -17,10 +17,11 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the verifier returned and printed, and how many queries it took."""
+    """The score and the checks that the verifier returned, and how many queries it took."""
 
-    result: int
-    stdout: str
+    score: int
+    passed: list[str]
+    failed: list[str]
     queries: int
 
 
@@ -80,16 +81,10 @@ class VerifierEnvironment:
 
 def run_verifier(source: str, instance: Instance, final_answer: str | None) -> Verdict:
     """Raises whatever the verifier raises."""
-    env, printed = VerifierEnvironment(instance), list[str]()
-
-    def write(*values: object) -> None:
-        printed.append(" ".join(map(str, values)) + "\n")
-
-    # A `print` of its own: standard output belongs to all threads.
-    namespace: dict[str, Any] = {"print": write}
+    env, namespace = VerifierEnvironment(instance), dict[str, Any]()
     exec(_compiled(source), namespace)
-    result = namespace["validate_task"](env, final_answer)
-    return Verdict(int(result), "".join(printed), env.queries)
+    returned = namespace["validate_task"](env, final_answer)
+    return Verdict(returned["score"], returned["passed"], returned["failed"], env.queries)
 
 
 @cache

@@ -121,8 +121,8 @@ class AppEnvironment(Environment):
         observation = CallToolObservation(tool_name=action.tool_name, result=value)
         if (verdict := self._episode.verdict) is not None:
             self._state.ended = observation.done = True
-            observation.reward = float(verdict.result)
-            observation.metadata = {"stdout": verdict.stdout}
+            observation.reward = float(verdict.score)
+            observation.metadata = {"passed": verdict.passed, "failed": verdict.failed}
         return observation
 
     @property

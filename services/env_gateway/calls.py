@@ -142,6 +142,7 @@ class Caller:
             arguments = await aside(
                 len(arguments_json), lambda: _arguments(session, tool, arguments_json)
             )
+            session.writings.called(tool.name, arguments)
             if is_final_answer(tool):
                 return _submitted(session, final_answer(arguments))
         except TaskError as error:
@@ -154,6 +155,7 @@ class Caller:
         except TimeoutError:
             answer = _out_of_time(call)
         parts = answer.parts
+        await session.note(parts)
         if session.screen is not None:
             parts = await session.screen.shown_parts(parts)
         sent_at = call.sent_at or _now()

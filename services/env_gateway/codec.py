@@ -83,6 +83,7 @@ def encode_grade(grade: Grade) -> pb.GradeResponse:
         checks_failed=[encodable(check) for check in grade.checks_failed],
         stdout=grade.stdout,
         attempts=grade.attempts,
+        suspicion=encodable(grade.suspicion),
     )
     if grade.reason is not None:
         response.no_grade.reason = _REASONS[grade.reason]
@@ -131,6 +132,7 @@ def _environment(gateway: Gateway, env_key: str) -> pb.EnvironmentStatus:
         outcomes=of_env(counts.outcomes, env_key),
         tainted=counts.tainted[env_key],
         expired=counts.expired[env_key],
+        suspects=counts.suspects[env_key],
         breaker=overview.breakers(gateway).get(env_key, ""),
     )
 

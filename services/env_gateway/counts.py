@@ -24,7 +24,7 @@ def _by_env_and_kind() -> Counter[tuple[str, ...]]:
 @dataclass(slots=True)
 class Counts:
     """`outcomes` of calls; `content_bytes` of text and of images; `tainted` and `expired`
-    episodes."""
+    episodes; `suspects` among grades."""
 
     calls: Counter[str] = field(default_factory=_by_env)
     outcomes: Counter[tuple[str, ...]] = field(default_factory=_by_env_and_kind)
@@ -34,6 +34,7 @@ class Counts:
     expired: Counter[str] = field(default_factory=_by_env)
     grades: Counter[str] = field(default_factory=_by_env)
     no_grades: Counter[str] = field(default_factory=_by_env)
+    suspects: Counter[str] = field(default_factory=_by_env)
     no_grade_reasons: Counter[tuple[str, ...]] = field(default_factory=_by_env_and_kind)
 
     def env_keys(self) -> set[str]:
@@ -55,6 +56,7 @@ class Counts:
                 self.content_bytes[env_key, "text"] += len(part.text.encode())
 
     def graded(self, env_key: str, grade: Grade) -> None:
+        self.suspects[env_key] += bool(grade.suspicion)
         if grade.reason is None:
             self.grades[env_key] += 1
         else:

@@ -4,27 +4,16 @@ A grade that is not known is never 0: it would push the policy away from what ma
 """
 
 import math
-import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import cast
 
-from services.common.parsing import Limits, parse_literal
-from services.env_gateway.ports import Execution
+from services.env_gateway.authorship import NOBODY, Authorship
+from services.env_gateway.ports import Execution, Report
+from services.env_gateway.printed import CHECK_CHARS, CHECKS_KEPT, Printed, read_printed
 
 _STDOUT_BYTES = 64 * 2**10
-_CHECKS_KEPT = 200
-# 200 passed and 200 failed checks fit into one message, whatever their characters.
-_CHECK_CHARS = 500
-# Of a line of a verifier that is shown.
-_OPENED = re.compile(r">>> (?P<kind>ERROR|SUCCESS)_ACCUMULATOR >>>\n")
-# Of a longer output only this much, its end, is searched for checks.
-_SEARCHED_CHARS = 2**19
-# A longer list of checks is read by its lines: Python takes milliseconds for each KiB.
-_LIST_LIMITS = Limits(bytes=2**15, values=4096)
-_APP = re.compile(r"^(?P<name>App \S.*?): (?P<passed>[01])[ \t\r]*$", re.MULTILINE)
-_JUDGE_ERROR = re.compile(r"^[^\S\n]*JUDGE ERROR:(?P<detail>.*)$", re.MULTILINE)
 
 
 class Reason(StrEnum):
@@ -38,7 +27,8 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """Either `reward` is known or `reason` says why it is not."""
+    """Either `reward` is known or `reason` says why it is not. `suspicion` shows the results among
+    what the verifier printed that the policy may have written: they count for nothing."""
 
     reward: float | None = None
     reason: Reason | None = None
@@ -48,6 +38,7 @@ class Grade:
     checks_failed: tuple[str, ...] = ()
     stdout: str = ""
     attempts: int = 1
+    suspicion: str = ""
 
     @property
     def known(self) -> bool:
@@ -58,42 +49,28 @@ def no_grade(reason: Reason, detail: str, *, attempts: int = 0) -> Grade:
     return Grade(reason=reason, detail=detail, attempts=attempts)
 
 
-def judge(execution: Execution, *, attempts: int) -> Grade:
+def judge(execution: Execution, *, attempts: int, authorship: Authorship = NOBODY) -> Grade:
     """Turn a verifier's run into a grade. A result of None is no grade, never a pass. The partial
-    reward is as printed: checks that pass by themselves count."""
-    passed, failed = parse_checks(execution.stdout)
-    reason, detail = _failure(execution)
+    reward is as told: checks that pass by themselves count.
+
+    What was printed is read only where the verifier did not return its checks, and without what the
+    policy may have written by `authorship`.
+    """
+    printed = _told(execution, authorship)
+    reason, detail = _failure(execution, printed)
+    reward = None if reason else float(execution.result)
+    share = partial_reward(printed.passed, printed.failed) if printed.countable else None
     return Grade(
-        reward=None if reason else float(execution.result),
+        reward=reward,
         reason=reason,
         detail=detail,
-        partial_reward=partial_reward(passed, failed),
-        checks_passed=passed,
-        checks_failed=failed,
+        partial_reward=share if reward is None else allowed(share, reward),
+        checks_passed=printed.passed,
+        checks_failed=printed.failed,
         stdout=_bounded(execution.stdout),
         attempts=attempts if execution.ran else 0,
+        suspicion="\n".join(printed.doubts) if reward == 0 else "",
     )
-
-
-def worth_repeating(execution: Execution) -> bool:
-    """Whether another run of the verifier may end better."""
-    return execution.retryable or (
-        execution.error is None and _JUDGE_ERROR.search(execution.stdout) is not None
-    )
-
-
-def parse_checks(stdout: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The checks that a verifier printed as passed and as failed; the last print of each counts.
-
-    A verifier over several apps prints `App NAME: 0` or `App NAME: 1` for each, and then these are
-    its checks; others print lists of what passed and what failed.
-    """
-    stdout = stdout[-_SEARCHED_CHARS:]
-    if apps := {match["name"]: match["passed"] == "1" for match in _APP.finditer(stdout)}:
-        return _named(apps, passed=True), _named(apps, passed=False)
-    last = dict(_accumulators(stdout))
-    passed, failed = (_checks(last[kind]) if kind in last else () for kind in ("SUCCESS", "ERROR"))
-    return passed, failed
 
 
 def partial_reward(
@@ -105,19 +82,51 @@ def partial_reward(
     return earned / total if total else None
 
 
-def _failure(execution: Execution) -> tuple[Reason | None, str]:
+def allowed(share: float | None, reward: float) -> float | None:
+    """The share as far as the returned value allows it: a zero says that not all has passed, and
+    any other reward is what was earned."""
+    if share is None or reward < 0 or (reward == 0 and share == 1):
+        return None
+    return min(share, reward) if reward else share
+
+
+def reported(value: object) -> tuple[object, Report | None]:
+    """The score that a verifier returned, and its checks where it returned them with it:
+    `{"score": 0, "passed": ["one"], "failed": ["another"]}`."""
+    match value:
+        case {"score": score, "passed": list() | tuple(), "failed": list() | tuple()}:
+            fields = cast("dict[str, list[object]]", value)
+            return score, Report(_checks(fields["passed"]), _checks(fields["failed"]))
+        case {"score": score}:
+            return score, None
+        case _:
+            return value, None
+
+
+def _told(execution: Execution, authorship: Authorship) -> Printed:
+    """What the verifier told of its checks, by its report where there is one."""
+    if execution.report is None:
+        return read_printed(execution.stdout, authorship, cut=execution.cut)
+    return Printed(None, execution.report.passed, execution.report.failed, countable=True)
+
+
+def _failure(execution: Execution, printed: Printed) -> tuple[Reason | None, str]:
     if execution.timed_out:
         return Reason.TIMEOUT, execution.error or "the verifier took too long"
     if execution.instance_lost:
         return Reason.INSTANCE_LOST, execution.error or "the instance is gone"
     if execution.error is not None:
         return Reason.EXECUTION_FAILED, execution.error
-    if match := _JUDGE_ERROR.search(execution.stdout):
-        return Reason.JUDGE_ERROR, match["detail"].strip()[:_CHECK_CHARS]
     if not _is_finite(execution.result):
         shown = repr(execution.result)[:100]
         return Reason.EXECUTION_FAILED, f"the verifier returned {shown}, not a finite number"
+    if printed.judge_error is not None and execution.result == 0:
+        return Reason.JUDGE_ERROR, printed.judge_error
     return None, ""
+
+
+def _checks(items: Sequence[object]) -> tuple[str, ...]:
+    return tuple(str(item)[:CHECK_CHARS] for item in items[:CHECKS_KEPT])
 
 
 def _is_finite(result: object) -> bool:
@@ -125,40 +134,6 @@ def _is_finite(result: object) -> bool:
         return isinstance(result, bool | int | float) and math.isfinite(result)
     except OverflowError:  # an int that no float can hold
         return False
-
-
-def _named(apps: Mapping[str, bool], *, passed: bool) -> tuple[str, ...]:
-    names = [name[:_CHECK_CHARS] for name, value in apps.items() if value is passed]
-    return tuple(names[:_CHECKS_KEPT])
-
-
-def _accumulators(stdout: str) -> Iterator[tuple[str, str]]:
-    """(kind, text) of each. In one pass: a pattern for the whole would search the rest anew for
-    each that is never closed."""
-    at = 0
-    unclosed: set[str] = set()
-    while len(unclosed) < 2 and (opened := _OPENED.search(stdout, at)) is not None:
-        at, kind = opened.end(), opened["kind"]
-        closing = f"\n<<< {kind}_ACCUMULATOR <<<"
-        end = -1 if kind in unclosed else stdout.find(closing, at)
-        if end < 0:
-            unclosed.add(kind)
-        else:
-            yield kind, stdout[at:end]
-            at = end + len(closing)
-
-
-def _checks(body: str) -> tuple[str, ...]:
-    try:
-        return _told(parse_literal(body.strip(), _LIST_LIMITS))
-    except ValueError:
-        # No literal, or one with an integer that Python does not write out.
-        return _told(body.splitlines())
-
-
-def _told(value: object) -> tuple[str, ...]:
-    items = cast("list[object]", value) if isinstance(value, list | tuple) else [value]
-    return tuple(str(item)[:_CHECK_CHARS] for item in items[:_CHECKS_KEPT])
 
 
 def _bounded(stdout: str) -> str:

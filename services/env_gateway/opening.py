@@ -137,6 +137,7 @@ class Opener:
             ),
             cap_s=_WARMING_CAP_S,
         )
+        await session.note(shown)
         if session.screen is not None:
             shown = await session.screen.shown_parts(shown)
         session.first_observation = session.media.keep(tuple(shown), _SHOWN_BYTES)

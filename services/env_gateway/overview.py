@@ -138,6 +138,11 @@ def _counted(gateway: Gateway) -> Iterator[Metric]:
     counts = gateway.counts
     for name, text, by_env in (
         ("flotilla_grades", "Known grades", counts.grades),
+        (
+            "flotilla_grade_suspects",
+            "Grades of results the policy may have written",
+            counts.suspects,
+        ),
         ("flotilla_images", "Images that tools answered", counts.images),
         ("flotilla_episodes_tainted", "Episodes with a call of unknown outcome", counts.tainted),
         ("flotilla_lease_expiries", "Episodes that were not renewed, or too long", counts.expired),

@@ -104,15 +104,25 @@ class QueryError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Report:
+    """Checks that a verifier returned with its score, where nothing that it prints can reach."""
+
+    passed: tuple[str, ...]
+    failed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Execution:
     """One run of a verifier.
 
     `error` says why it could not run to its end; `retryable` whether another run may differ; `ran`
-    whether it was begun at all.
+    whether it was begun at all; `cut` whether it printed more than `stdout` holds.
     """
 
     result: Any = None
+    report: Report | None = None
     stdout: str = ""
+    cut: bool = False
     error: str | None = None
     timed_out: bool = False
     instance_lost: bool = False

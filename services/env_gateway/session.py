@@ -3,15 +3,18 @@
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
+from services.common.parsing import aside
 from services.env_gateway.computer import Screen
 from services.env_gateway.episodes import Episode, EpisodeLostError, State
 from services.env_gateway.grading import Grade
 from services.env_gateway.limits import Ticket
 from services.env_gateway.ports import Backend, Instance, Media, Part, Text, Tool
+from services.env_gateway.writings import Writings
 
 INLINE_BYTES = 64 * 2**10
 _INLINE_TOTAL_BYTES = 512 * 2**10
@@ -125,6 +128,7 @@ class Session:
         self.tools: Mapping[str, Tool] = {}
         self.first_observation: tuple[Part, ...] = ()
         self.final_answer: str | None = None
+        self.writings = Writings()
         self.screen: Screen | None = None
         self.failure: str | None = None
         self.trouble = ""
@@ -148,6 +152,12 @@ class Session:
     @property
     def run_id(self) -> str:
         return self.episode.spec.run_id
+
+    async def note(self, parts: Iterable[Part]) -> None:
+        """Note what the policy is shown."""
+        for part in parts:
+            if isinstance(part, Text):
+                await aside(len(part.text), partial(self.writings.showed, part.text))
 
     def known_grade(self) -> Grade | None:
         task = self.grading

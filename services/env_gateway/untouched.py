@@ -7,14 +7,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 from services.common.log import get_logger
-from services.env_gateway.grading import parse_checks
-from services.env_gateway.ports import Execution, Verification
+from services.env_gateway.grading import Grade
+from services.env_gateway.ports import Verification
 from services.env_gateway.tasks import Task
 
 _LOG = get_logger(__name__)
 _KEPT = 4096
 
-Run = Callable[[Verification], Awaitable[Execution]]
+Run = Callable[[Verification], Awaitable[Grade]]
 _Key = tuple[bytes, str, str, str, str]
 
 
@@ -58,7 +58,7 @@ def _key(task: Task, verification: Verification) -> _Key:
 
 
 async def _measure(verification: Verification, run: Run) -> frozenset[str] | None:
-    execution = await run(
+    grade = await run(
         replace(
             verification,
             query=lambda db, sql, args: verification.query("seed", sql, args),
@@ -69,8 +69,7 @@ async def _measure(verification: Verification, run: Run) -> frozenset[str] | Non
             arguments=dict.fromkeys(verification.arguments, ""),
         )
     )
-    if execution.error is not None:
-        _LOG.warning("untouched_state_not_graded", error=execution.error)
+    if not grade.known:
+        _LOG.warning("untouched_state_not_graded", reason=grade.reason, error=grade.detail)
         return None
-    passed, _ = parse_checks(execution.stdout)
-    return frozenset(passed)
+    return frozenset(grade.checks_passed)

@@ -1,38 +1,34 @@
 """Grades an episode with its task's verifier: who may run, how often, and until when."""
 
 import asyncio
-import hashlib
 import random
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from services.common.errors import ConfigError
 from services.common.log import get_logger
+from services.common.parsing import aside
+from services.env_gateway.asking import Asking, verification
+from services.env_gateway.authorship import NOBODY, Authorship, authorship_of
 from services.env_gateway.config import EnvGatewayConfig, VerifiersConfig
 from services.env_gateway.grading import (
     Grade,
     Reason,
+    allowed,
     judge,
     no_grade,
     partial_reward,
-    worth_repeating,
 )
 from services.env_gateway.paced import PacedGate
 from services.env_gateway.ports import (
     BackendError,
-    CallFn,
-    CallResult,
     Execution,
     Grader,
     Instance,
-    QueryError,
-    QueryFn,
-    Rows,
-    SqlValue,
     Submission,
     Verification,
 )
@@ -40,11 +36,13 @@ from services.env_gateway.retry import Backoff
 from services.env_gateway.session import Session
 from services.env_gateway.untouched import Untouched
 from services.env_gateway.verify.finding import Finder
-from services.env_gateway.verify.shape import VerifierError, VerifierFunction, find_verifier
+from services.env_gateway.verify.shape import VerifierError, find_verifier
 
 _LOG = get_logger(__name__)
 _BASE_S, _CAP_S = 0.2, 5.0
 _MARGIN_S = 0.5
+# What a policy wrote is read in several ways.
+_READING_COSTS = 8
 
 T = TypeVar("T")
 _DIGESTS = "env_gateway.verifiers.digests"
@@ -89,7 +87,7 @@ def load_verifiers(config: EnvGatewayConfig) -> dict[str, str]:
     return sources
 
 
-class _NoVerifierError(VerifierError):
+class NoVerifierError(VerifierError):
     """There is no source at all."""
 
 
@@ -145,14 +143,24 @@ class VerifierRunner:
         if episode.tainted:
             return _tainted()
         instance = work.session.instance
+        writings, submission = work.session.writings, work.submission
+        said = len(submission.conversation or "") + len(submission.final_answer or "")
+        authorship = await aside(said, lambda: authorship_of(writings, submission))
         try:
-            execution, attempts = await self._settled(work, lambda: self._run(work, instance))
-        except _NoVerifierError:
+            grade = await self._settled(work, authorship, lambda: self._run(work, instance))
+        except NoVerifierError:
             return no_grade(Reason.NO_VERIFIER, "the task has no verifier")
         except VerifierError as error:
-            detail = f"of task {work.submission.task.key!r}, {error}"
+            detail = f"of task {submission.task.key!r}, {error}"
             return no_grade(Reason.EXECUTION_FAILED, detail)
-        return await self._with_partial(judge(execution, attempts=attempts), work, instance)
+        if grade.suspicion:
+            _LOG.warning(
+                "reward_hacking_suspected",
+                episode_id=episode.episode_id,
+                task=submission.task.key,
+                printed=grade.suspicion,
+            )
+        return await self._with_partial(grade, work, instance)
 
     async def _run(self, work: "_Work", instance: Instance) -> Execution:
         """One run of the verifier, where the environment lives or here. Raises BackendError and
@@ -162,14 +170,14 @@ class VerifierRunner:
             execution = await instance.grade(work.submission, timeout_s=timeout_s)
             if execution is not None:
                 return execution
-            verification = await self._verification(instance, work.submission, work.until)
-            return await self._execute(verification, work.until)
+            asked = await self._verification(instance, work.submission, work.until)
+            return await self._execute(asked, work.until)
 
     async def _settled(
-        self, work: "_Work", run: Callable[[], Awaitable[Execution]]
-    ) -> tuple[Execution, int]:
-        """The last run and how many there were, without those that were refused before they began:
-        these are asked for again for as long as there is time."""
+        self, work: "_Work", authorship: Authorship, run: Callable[[], Awaitable[Execution]]
+    ) -> Grade:
+        """The last run's grade, and how many there were, without those that were refused before
+        they began: these are asked for again for as long as there is time."""
         backoff = Backoff(base_s=_BASE_S, cap_s=_CAP_S, rng=self._rng)
         attempts = 0
         while True:
@@ -182,10 +190,12 @@ class VerifierRunner:
             refused = error is not None and error.refused
             attempts += not refused
             wait_s = backoff.next(error.retry_after_s if error else None)
-            if not worth_repeating(execution) or attempts >= self._config.attempts:
-                return execution, attempts
+            grade = await _judged(execution, attempts, authorship)
+            repeatable = execution.retryable or grade.reason is Reason.JUDGE_ERROR
+            if not repeatable or attempts >= self._config.attempts:
+                return grade
             if wait_s >= _left(work.until):
-                return replace(execution, timed_out=refused or execution.timed_out), attempts
+                return replace(grade, reason=Reason.TIMEOUT) if refused else grade
             work.refusal = str(error) if refused else ""
             await asyncio.sleep(wait_s)
 
@@ -195,35 +205,28 @@ class VerifierRunner:
         """Raises VerifierError."""
         source = submission.task.verifier
         if source is None:
-            raise _NoVerifierError("the task has no verifier")
+            raise NoVerifierError("the task has no verifier")
         function = await self._finder.find(source)
-        asking = _Asking(until, self._config.timeout_s, self._rng)
-        return Verification(
-            source=source,
-            run_id=submission.run_id,
-            function=function.name,
-            query=_query(instance, asking),
-            snapshot=lambda db: asking.ask(lambda left: instance.snapshot(db, timeout_s=left)),
-            arguments=_arguments(function, submission),
-            call=_call(instance, submission.readable, asking),
-            trusted=hashlib.sha256(source.encode()).hexdigest() in self._digests,
-        )
+        asking = Asking(until, self._config.timeout_s, self._rng)
+        return verification(instance, submission, function, asking, trusted=self._digests)
 
     async def _with_partial(self, grade: Grade, work: "_Work", instance: Instance) -> Grade:
         """The grade with the partial reward that the configuration asks for."""
-        if self._config.partial == "off" or not grade.known:
+        if self._config.partial == "off" or grade.reward is None:
             return replace(grade, partial_reward=None)
-        if self._config.partial == "earned" and grade.checks_failed:
-            share = await self._earned(grade, work, instance)
+        share, by_itself = grade.partial_reward, self._config.partial == "earned"
+        if by_itself and grade.checks_failed and share is not None:
+            share = await self._earned(grade, grade.reward, work, instance)
             grade = replace(grade, partial_reward=share)
-        share = grade.partial_reward
-        if self._config.partial_is_reward and grade.reward == 0 and share is not None and share < 1:
+        if self._config.partial_is_reward and grade.reward == 0 and share is not None:
             return replace(grade, reward=share)
         return grade
 
-    async def _earned(self, grade: Grade, work: "_Work", instance: Instance) -> float | None:
+    async def _earned(
+        self, grade: Grade, reward: float, work: "_Work", instance: Instance
+    ) -> float | None:
         try:
-            verification = await self._verification(instance, work.submission, work.until)
+            asked = await self._verification(instance, work.submission, work.until)
         except VerifierError:
             return None
 
@@ -231,16 +234,17 @@ class VerifierRunner:
             async with work.passing():
                 return await self._execute(untouched, work.until)
 
-        async def settled(untouched: Verification) -> Execution:
-            return (await self._settled(work, lambda: run(untouched)))[0]
+        async def settled(untouched: Verification) -> Grade:
+            # Nothing was written there yet.
+            return await self._settled(work, NOBODY, lambda: run(untouched))
 
         # The grade itself is known, and must not be lost for this.
         until = work.until - _MARGIN_S
         task = work.submission.task
-        free = await self._untouched.passed(task, verification, settled, until=until)
+        free = await self._untouched.passed(task, asked, settled, until=until)
         if free is None:
             return None
-        return partial_reward(grade.checks_passed, grade.checks_failed, free=free)
+        return allowed(partial_reward(grade.checks_passed, grade.checks_failed, free=free), reward)
 
     async def _execute(self, verification: Verification, until: float) -> Execution:
         timeout_s = min(self._config.timeout_s, _left(until))
@@ -269,6 +273,11 @@ class _Work:
         )
 
 
+async def _judged(execution: Execution, attempts: int, authorship: Authorship) -> Grade:
+    size = _READING_COSTS * (len(execution.stdout) + authorship.chars)
+    return await aside(size, lambda: judge(execution, attempts=attempts, authorship=authorship))
+
+
 def _failed(error: BackendError) -> Execution:
     return Execution(
         error=str(error),
@@ -278,58 +287,10 @@ def _failed(error: BackendError) -> Execution:
     )
 
 
-def _arguments(function: VerifierFunction, submission: Submission) -> dict[str, str | None]:
-    arguments: dict[str, str | None] = {}
-    if function.takes_final_answer:
-        arguments["final_answer"] = submission.final_answer
-    if function.takes_conversation:
-        arguments["conversation"] = submission.conversation
-    return arguments
-
-
 def _tainted() -> Grade:
     return no_grade(
         Reason.TAINTED, "a tool call may or may not have been executed; the final state is unknown"
     )
-
-
-def _query(instance: Instance, asking: "_Asking") -> QueryFn:
-    async def query(db: str, sql: str, args: Sequence[SqlValue]) -> Rows:
-        return await asking.ask(lambda left: instance.query(db, sql, args, timeout_s=left))
-
-    return query
-
-
-def _call(instance: Instance, readable: frozenset[str], asking: "_Asking") -> CallFn:
-    async def call(name: str, arguments: Mapping[str, Any]) -> CallResult:
-        # A verifier may run more than once, and on a server that others share.
-        if name not in readable:
-            raise QueryError(f"a verifier may call tools that only read, and {name!r} is none")
-        return await asking.ask(lambda left: instance.call(name, arguments, timeout_s=left))
-
-    return call
-
-
-class _Asking:
-    """What a verifier asks of an environment. A refusal is waited out in the first half of the time
-    for a run; later the run is given up and begins anew, lest it ends for want of time."""
-
-    def __init__(self, until: float, timeout_s: float, rng: random.Random) -> None:
-        self._until = until
-        self._patient_until = min(_now() + timeout_s / 2, until)
-        self._rng = rng
-
-    async def ask(self, ask: Callable[[float], Awaitable[T]]) -> T:
-        """Raises BackendError."""
-        backoff = Backoff(base_s=_BASE_S, cap_s=_CAP_S, rng=self._rng)
-        while True:
-            try:
-                return await ask(_left(self._until))
-            except BackendError as error:
-                wait_s = backoff.next(error.retry_after_s)
-                if not error.refused or _now() + wait_s >= self._patient_until:
-                    raise
-            await asyncio.sleep(wait_s)
 
 
 def _left(until: float) -> float:

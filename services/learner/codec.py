@@ -247,6 +247,8 @@ def _trajectory(
         raise MalformedError(f"partial_reward {header.partial_reward} is not finite")
     if len(header.detail) > _MAX_DETAIL:
         raise MalformedError(f"detail has {len(header.detail)} characters; at most {_MAX_DETAIL}")
+    if (size := len(header.suspicion)) > _MAX_DETAIL:
+        raise MalformedError(f"suspicion has {size} characters; at most {_MAX_DETAIL}")
     return Trajectory(
         key=_key(header),
         lease_id=header.lease_id,
@@ -260,6 +262,7 @@ def _trajectory(
         partial_reward=header.partial_reward if header.HasField("partial_reward") else None,
         checks_passed=tuple(header.checks_passed),
         checks_failed=tuple(header.checks_failed),
+        suspicion=header.suspicion,
         turns=tuple(_turn(turn) for turn in header.turns),
         counts=_counts(header.counts),
         facts=_facts(header),

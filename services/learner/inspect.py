@@ -156,6 +156,7 @@ def _outcome(trajectory: Trajectory) -> dict[str, Any]:
         "partial_reward": trajectory.partial_reward,
         "checks_passed": trajectory.checks_passed,
         "checks_failed": trajectory.checks_failed,
+        "suspicion": trajectory.suspicion,
         "turns": [asdict(turn) for turn in trajectory.turns],
         "counts": asdict(trajectory.counts),
     }

@@ -98,6 +98,8 @@ class Trajectory:
     partial_reward: float | None = None
     checks_passed: tuple[str, ...] = ()
     checks_failed: tuple[str, ...] = ()
+    # Results that the verifier printed and the policy may have written; they counted for nothing.
+    suspicion: str = ""
     turns: tuple[TurnTiming, ...] = ()
     counts: Counts = Counts()
     facts: Facts = Facts()
@@ -152,6 +154,7 @@ def summary(trajectory: Trajectory) -> str:
             "partial_reward": trajectory.partial_reward,
             "checks_passed": trajectory.checks_passed,
             "checks_failed": trajectory.checks_failed,
+            "suspicion": trajectory.suspicion,
             "turns": [
                 [turn.generate_s, turn.tools_s, turn.prompt_tokens, turn.generated_tokens]
                 for turn in trajectory.turns
@@ -203,6 +206,7 @@ def restore(
         partial_reward=data["partial_reward"],
         checks_passed=tuple(data["checks_passed"]),
         checks_failed=tuple(data["checks_failed"]),
+        suspicion=data.get("suspicion", ""),
         turns=tuple(TurnTiming(*row) for row in data["turns"]),
         counts=Counts(**data["counts"]),
         facts=Facts(**data["facts"]),

@@ -237,6 +237,7 @@ def _set_outcome(header: trajectory_pb2.TrajectoryHeader, trajectory: Trajectory
         return
     header.checks_passed.extend(grade.checks_passed)
     header.checks_failed.extend(grade.checks_failed)
+    header.suspicion = grade.suspicion
     if grade.partial_reward is not None:
         header.partial_reward = grade.partial_reward
     if grade.reward is not None:
@@ -294,4 +295,5 @@ def grade_from_pb(response: env_pb.GradeResponse) -> Grade:
         partial_reward=response.partial_reward if response.HasField("partial_reward") else None,
         checks_passed=tuple(response.checks_passed),
         checks_failed=tuple(response.checks_failed),
+        suspicion=response.suspicion,
     )

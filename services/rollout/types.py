@@ -246,6 +246,7 @@ class Grade:
     partial_reward: float | None = None
     checks_passed: tuple[str, ...] = ()
     checks_failed: tuple[str, ...] = ()
+    suspicion: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,18 @@ class AsyncFleet:
         with urllib.request.urlopen(urllib.request.Request(url, body, headers)) as answer:
             return SimpleNamespace(**json.load(answer))
 """
+TASKS = """
+from types import SimpleNamespace
+
+class Task:
+    async def verify_detailed_async(self, code, answer):
+        result = {"reported": {"score": 0, "passed": ["a"], "failed": ["b"]}}.get(code, 0)
+        return SimpleNamespace(success=True, result=result, stdout=answer)
+"""
 FORK = """
 import asyncio, os, sys
 from fleet import AsyncFleet
+from fleet._async.tasks import Task
 
 PNG = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw=="}}
 
@@ -69,10 +78,14 @@ class FleetTaskEnv:
             if isinstance(params["value"], dict) and "error" in params["value"]:
                 info["tool_error"] = params["value"]["error"]
         done = bool(action.get("done")) or tool == "submit_final_answer"
-        return {}, self._grade() if done else 0.0, done, info
+        return {}, await self._grade() if done else 0.0, done, info
 
-    def _grade(self):
+    async def _grade(self):
         code = self.task["verifier_code"]
+        if code in ("reported", "printed"):
+            verified = await Task().verify_detailed_async(code, self.answer)
+            self.verifier_stdout, judged = verified.stdout, "JUDGE ERROR:" in verified.stdout
+            return None if judged else float(verified.result)
         self.verifier_stdout = f"{self.answer} {self.conversation_messages}"
         if code == "unknown":
             self.verifier_error = "Judge error"
@@ -137,3 +150,5 @@ def write_fork(folder: Path) -> None:
     sdk = folder / "src" / "fleet"
     sdk.mkdir()
     (sdk / "__init__.py").write_text(SDK)
+    (sdk / "_async").mkdir()
+    (sdk / "_async" / "tasks.py").write_text(TASKS)

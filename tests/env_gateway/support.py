@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from services.env_gateway.adapters.fake import FakeGrader
+from services.env_gateway.authorship import NOBODY
 from services.env_gateway.computer import Scale
 from services.env_gateway.config import EnvGatewayConfig
 from services.env_gateway.episodes import OpenSpec, State
 from services.env_gateway.gateway import Gateway
 from services.env_gateway.journal import Journal
 from services.env_gateway.ports import Backend, Grader
+from services.env_gateway.printed import read_printed
 from services.env_gateway.session import Session
 from services.env_gateway.tasks import parse_task
 from services.env_gateway.verdicts import VerifierRunner
@@ -112,3 +114,9 @@ async def opened(gateway: Gateway, spec: OpenSpec | None = None) -> Session:
     session, entered = await states(gateway, spec or open_spec())
     assert entered[-1] is State.READY, session.failure
     return session
+
+
+def printed_checks(stdout: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The checks that passed and that failed, where no policy wrote any of it."""
+    printed = read_printed(stdout, NOBODY)
+    return printed.passed, printed.failed

@@ -12,14 +12,13 @@ from services.common.errors import ConfigError
 from services.env_gateway.config import EnvGatewayConfig
 from services.env_gateway.grading import (
     judge,
-    parse_checks,
     partial_reward,
 )
 from services.env_gateway.ports import Execution
 from services.env_gateway.retry import Backoff, RetryBudget
 from services.env_gateway.tasks import TaskError, parse_task
 from services.env_gateway.verify.shape import VerifierError, find_verifier
-from tests.env_gateway.support import task_json
+from tests.env_gateway.support import printed_checks, task_json
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -111,7 +110,7 @@ def test_the_verifier_is_found_by_its_shape() -> None:
 def test_any_output_is_parsed(stdout: str) -> None:
     wrapped = f">>> ERROR_ACCUMULATOR >>>\n{stdout}\n<<< ERROR_ACCUMULATOR <<<"
     for text in (stdout, wrapped):
-        passed, failed = parse_checks(text)
+        passed, failed = printed_checks(text)
         partial = partial_reward(passed, failed)
         assert partial is None or 0.0 <= partial <= 1.0
 

@@ -25,10 +25,12 @@ from services.env_gateway.adapters.fleet_openenv.codec import parts_of
 from services.env_gateway.backend_config import FleetOpenEnvConfig
 from services.env_gateway.ports import (
     BackendError,
+    Execution,
     Media,
     Orphan,
     Provision,
     QueryError,
+    Report,
     Submission,
     Text,
 )
@@ -178,6 +180,25 @@ async def test_the_grade_is_fleet_task_envs_with_answer_and_conversation(
             assert execution is not None
             assert (execution.result, execution.error) == (1.0, None)
             assert execution.stdout == "42 [{'role': 'user'}]"
+
+
+async def test_what_a_verifier_returned_is_known_beside_fleet_task_envs_reward(
+    backend: FleetOpenEnvBackend,
+) -> None:
+    async with opened(backend, verifier_func="reported") as instance:
+        execution = await instance.grade(Submission(request().task, "42", None), timeout_s=5.0)
+    assert execution == Execution(result=0.0, report=Report(("a",), ("b",)), stdout="42")
+
+
+async def test_a_reward_that_was_withheld_for_what_was_printed_is_judged_here(
+    backend: FleetOpenEnvBackend,
+) -> None:
+    """By who may have printed it, which FleetTaskEnv does not ask."""
+    async with opened(backend, verifier_func="printed") as instance:
+        execution = await instance.grade(
+            Submission(request().task, "JUDGE ERROR: x", None), timeout_s=5.0
+        )
+    assert execution == Execution(result=0, stdout="JUDGE ERROR: x")
 
 
 async def test_a_transcript_that_is_none_gives_no_grade(backend: FleetOpenEnvBackend) -> None:

@@ -10,7 +10,7 @@ import cloudpickle
 import pytest
 
 from services.env_gateway.adapters.fleet.verifier import arguments_of, bundle_of, execution_of
-from services.env_gateway.grading import Reason, judge, worth_repeating
+from services.env_gateway.grading import Reason, judge
 
 SOURCE = "def verify(env, final_answer=None):\n    return 1\n"
 
@@ -65,7 +65,7 @@ def test_success_without_a_number_is_no_grade(result: object) -> None:
 )
 def test_a_failed_execution_is_no_grade_and_worth_another(answer: object) -> None:
     execution = execution_of(answer)
-    assert worth_repeating(execution)
+    assert execution.retryable
     assert judge(execution, attempts=1).reason is Reason.EXECUTION_FAILED
 
 
@@ -78,5 +78,4 @@ def test_a_verifier_that_took_too_long_at_fleet_has_timed_out() -> None:
 def test_a_judge_that_failed_has_given_no_grade() -> None:
     printed = "JUDGE ERROR: 529 overloaded"
     execution = execution_of({"success": True, "result": 0, "stdout": printed})
-    assert worth_repeating(execution)
     assert judge(execution, attempts=1).reason is Reason.JUDGE_ERROR

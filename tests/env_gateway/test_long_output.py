@@ -4,9 +4,10 @@ import time
 
 import pytest
 
-from services.env_gateway.grading import Reason, judge, parse_checks
+from services.env_gateway.grading import Reason, judge
 from services.env_gateway.ports import Execution
 from services.env_gateway.verify.worker import Bounded
+from tests.env_gateway.support import printed_checks
 
 OPENED = ">>> ERROR_ACCUMULATOR >>>\n"
 
@@ -36,7 +37,7 @@ def test_checks_are_read_as_before() -> None:
         ">>> ERROR_ACCUMULATOR >>>\n>>> SUCCESS_ACCUMULATOR >>>\nc\n<<< ERROR_ACCUMULATOR <<<\n"
         ">>> ERROR_ACCUMULATOR >>>\nnever closed"
     )
-    assert parse_checks(stdout) == (("a", "b"), (">>> SUCCESS_ACCUMULATOR >>>", "c"))
+    assert printed_checks(stdout) == (("a", "b"), (">>> SUCCESS_ACCUMULATOR >>>", "c"))
 
 
 @pytest.mark.parametrize("before", ["", "some text\n", "\n\n  \t"])

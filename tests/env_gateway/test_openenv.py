@@ -29,6 +29,7 @@ from services.env_gateway.ports import (
     Media,
     Provision,
     QueryError,
+    Report,
     Submission,
     Text,
     Tool,
@@ -305,7 +306,7 @@ async def test_the_apps_of_one_supervised_server_answer_as_they_do_embedded() ->
             assert answer == CallResult((Text(json.dumps(app.call(name, arguments))),))
         verdict = run_verifier(raw["verifier_func"], app, "")
         execution = await instance.grade(Submission(task, "", None), timeout_s=5.0)
-        assert execution == Execution(result=1.0, stdout=verdict.stdout)
+        assert execution == Execution(result=1.0, report=Report(tuple(verdict.passed), ()))
     await backend.close()
 
 

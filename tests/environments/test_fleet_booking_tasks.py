@@ -12,7 +12,6 @@ from typing import Any, cast
 import pytest
 
 from environments.api import Instance
-from services.env_gateway.grading import parse_checks
 from services.env_gateway.ports import QueryError, Rows, SqlValue, Verification
 from services.env_gateway.tasks import parse_task
 from services.env_gateway.verify.dialect import (
@@ -23,6 +22,7 @@ from services.env_gateway.verify.dialect import (
 )
 from services.env_gateway.verify.pool import VerifierPool
 from services.env_gateway.verify.shape import find_verifier
+from tests.env_gateway.support import printed_checks
 from tests.environments.fleet_booking_file import (
     DRAWN_REFERENCE,
     OTHER_USER,
@@ -110,7 +110,7 @@ def test_an_untouched_state_fails_with_a_reason_as_fleets_engine_says(
     instance = open_task(TASKS[short])
     result, printed = grade(TASKS[short], instance)
     assert result == 0
-    assert parse_checks(printed)[1], "a failing verifier says what failed"
+    assert printed_checks(printed)[1], "a failing verifier says what failed"
     assert (result, printed) == grade_by_sdk(TASKS[short], instance, tmp_path)
 
 
@@ -121,13 +121,13 @@ def test_a_scripted_solution_passes_in_both_engines(short: str, tmp_path: Path) 
     result, printed = grade(TASKS[short], instance)
     if short in DRAWN_REFERENCE:
         assert result == 0
-        (failed,) = parse_checks(printed)[1]
+        (failed,) = printed_checks(printed)[1]
         assert "booking_reference" in failed
     else:
         assert result == 1, printed
     by_sdk = grade_by_sdk(TASKS[short], instance, tmp_path)
     assert result == by_sdk[0]
-    assert parse_checks(printed)[0] == parse_checks(by_sdk[1])[0]
+    assert printed_checks(printed)[0] == printed_checks(by_sdk[1])[0]
 
 
 @each_solved

@@ -165,8 +165,8 @@ def test_the_verdict_is_the_verifiers(act: bool, answer: str | None, result: int
         solve(TASK, episode.call)
     assert episode.verdict is None
     episode.call(SUBMIT.name, {"answer": answer})
-    assert episode.verdict is not None and episode.verdict.result == result
-    assert "ACCUMULATOR" in episode.verdict.stdout
+    assert episode.verdict is not None and episode.verdict.score == result
+    assert bool(episode.verdict.failed) == (result == 0)
     with pytest.raises(ToolError, match="the episode has ended"):
         episode.call(SUBMIT.name, {"answer": answer})
     episode.close()

@@ -136,15 +136,17 @@ async def test_a_diff_is_made_by_the_instance(fleet: Any) -> None:
 
 async def test_a_verifier_grades_with_its_stdout_and_is_cached(fleet: Any) -> None:
     loaded = await first_task(fleet)
-    code = f"{loaded.verifier_func}\n# {uuid.uuid4()}"  # what no bundle on the server has
+    # What no bundle on the server has.
+    code = f"{loaded.verifier_func}\n# {uuid.uuid4()}\nprint('read')\n"
     task = loaded.model_copy(update={"verifier_func": code, "verifier": None})
     env = await make(fleet, task)
     before = await verified(task, env, final_answer="done")
-    assert (before.success, before.result, before.bundle_cache_hit) == (True, 0, False)
-    assert "was not cancelled" in before.stdout
+    assert (before.success, before.result["score"], before.bundle_cache_hit) == (True, 0, False)
+    assert "was not cancelled" in str(before.result["failed"])
+    assert before.stdout == "read\n"
     solve(env.urls.root, "booking", "train-000000", ("mcp", "api/v1/mcp"))
     after = await verified(task, env, final_answer="done")
-    assert (after.success, after.result, after.bundle_cache_hit) == (True, 1, True)
+    assert (after.success, after.result["score"], after.bundle_cache_hit) == (True, 1, True)
     assert after.execution_id != before.execution_id
     verify = task.verify if isinstance(env, sdk.client.SyncEnv) else task.verify_async
     assert await settled(verify(env, final_answer="done")) == 1.0

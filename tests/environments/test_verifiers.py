@@ -1,4 +1,3 @@
-import ast
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,8 @@ from environments.api import Instance, ToolError, open_instance
 from environments.oracle import plan
 from environments.scenario import APPS, Scenario, scenario
 from environments.tasks import verifier_source
-from tests.environments.dialect import grade, grade_in_detail
+from environments.verdict import run_verifier
+from tests.environments.dialect import grade
 
 ROOT = Path(environments.__file__).parent
 KINDS = [(key, kind) for key, app in APPS.items() for kind in app.kinds]
@@ -127,22 +127,20 @@ def columns(instance: Instance, table: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("env_key", "kind"), KINDS)
-def test_a_verifier_prints_its_checks_and_asks_little(env_key: str, kind: str) -> None:
+def test_a_verifier_returns_its_checks_prints_nothing_and_asks_little(
+    env_key: str, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = verifier_source(env_key, kind)
     instance = examples(env_key, kind, 1)[0]
-    _, printed, queries = grade_in_detail(source, instance)
-    assert accumulated(printed, "ERROR")
-    assert not accumulated(printed, "SUCCESS"), "doing nothing earns no partial reward"
-    assert queries <= 6
+    idle = run_verifier(source, instance, "")
+    assert idle.failed
+    assert not idle.passed, "doing nothing earns no partial reward"
+    assert idle.queries <= 6
     solve(instance)
-    _, printed, _ = grade_in_detail(source, instance)
-    assert not accumulated(printed, "ERROR")
-    assert accumulated(printed, "SUCCESS")
-
-
-def accumulated(printed: str, name: str) -> list[str]:
-    start, end = f">>> {name}_ACCUMULATOR >>>\n", f"\n<<< {name}_ACCUMULATOR <<<"
-    return ast.literal_eval(printed.split(start)[1].split(end)[0])
+    solved = run_verifier(source, instance, "")
+    assert not solved.failed
+    assert solved.passed
+    assert capsys.readouterr().out == "", "what is printed can hold what a policy wrote"
 
 
 def test_no_tool_shows_the_facts() -> None:

@@ -46,7 +46,13 @@ def test_no_cell_is_cut_short_on_a_narrow_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     environment = pb.EnvironmentStatus(
-        env_key="fleet_booking", backend="fleet_openenv", calls=3, call_errors=1, no_grades=2
+        env_key="fleet_booking",
+        backend="fleet_openenv",
+        calls=3,
+        call_errors=1,
+        no_grades=2,
+        grades=3,
+        suspects=1,
     )
     environment.episodes["provisioning"] = 2
     environment.no_grade_reasons["execution_failed"] = 2
@@ -59,5 +65,11 @@ def test_no_cell_is_cut_short_on_a_narrow_terminal(
     monkeypatch.setenv("FLOTILLA_TOKEN", "t" * 16)
     assert env_status.env_status("newest", tmp_path, "127.0.0.1:9", as_json=False) == 0
     (row,) = [line for line in capsys.readouterr().out.splitlines() if "fleet_booking" in line]
-    for cell in ("fleet_openenv", "provisioning 2", "1 (33.3%)", "2 (execution_failed 2)"):
+    for cell in (
+        "fleet_openenv",
+        "provisioning 2",
+        "1 (33.3%)",
+        "2 (execution_failed 2)",
+        "3 (1 suspect)",
+    ):
         assert cell in row

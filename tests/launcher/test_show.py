@@ -61,6 +61,7 @@ def _played(group: GroupSpec, index: int, reward: float) -> Trajectory:
         stop_reason=StopReason.DONE,
         checks_passed=passed if reward else (),
         checks_failed=() if reward else failed,
+        suspicion="" if reward else "JUDGE ERROR: x\nApp a: 1",
         turns=(TurnTiming(0.5, 0.25, 3, 1), TurnTiming(0.5, 0.0, 5, 1)),
         counts=Counts(turns=2, tool_calls=1),
         facts=Facts(env_key=group.task.env_key, worker_id="rollout-1"),
@@ -133,6 +134,7 @@ async def test_filters_choose_attempts_and_the_last_line_says_of_how_many(runs: 
     _, failed = await show(runs, "--failed")
     assert "3 of 3 attempts" in failed
     assert "[C] booked" not in failed
+    assert "suspect      JUDGE ERROR: x\n" in failed
     _, lost = await show(runs, "--env", "booking")
     assert "NO REWARD" in lost
     assert "stop reason env_lost" in lost

@@ -1,5 +1,5 @@
 # pyright: basic
-def validate_task(env, final_answer=None) -> int:
+def validate_task(env, final_answer=None) -> dict:
     """Passes when the booking that was asked for is gone and nothing else changed."""
     errors, successes = [], []
     env.instance.load()
@@ -19,6 +19,4 @@ def validate_task(env, final_answer=None) -> int:
             errors.append(f"[X] booking {booking_id} was made, changed or cancelled")
     if seed.table("hotels").all() != current.table("hotels").all():
         errors.append("[X] hotels were changed")
-    print(f">>> ERROR_ACCUMULATOR >>>\n{errors}\n<<< ERROR_ACCUMULATOR <<<")
-    print(f">>> SUCCESS_ACCUMULATOR >>>\n{successes}\n<<< SUCCESS_ACCUMULATOR <<<")
-    return 0 if errors else 1
+    return {"score": 0 if errors else 1, "passed": successes, "failed": errors}

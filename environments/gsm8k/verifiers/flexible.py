@@ -10,7 +10,7 @@ def last_number(text):
     return found[-1] if found else None
 
 
-def validate_task(env, final_answer=None) -> int:
+def validate_task(env, final_answer=None) -> dict:
     """Passes when the last number of the answer is, to the letter, the expected one."""
     facts = {row["name"]: row["value"] for row in env.db("seed").table("task_facts").all()}
     number = last_number(final_answer or "")
@@ -18,6 +18,4 @@ def validate_task(env, final_answer=None) -> int:
         errors, successes = [], [f"[C] the answer is {number}"]
     else:
         errors, successes = [f"[X] the last number is {number}, expected {facts['answer']}"], []
-    print(f">>> ERROR_ACCUMULATOR >>>\n{errors}\n<<< ERROR_ACCUMULATOR <<<")
-    print(f">>> SUCCESS_ACCUMULATOR >>>\n{successes}\n<<< SUCCESS_ACCUMULATOR <<<")
-    return 0 if errors else 1
+    return {"score": 0 if errors else 1, "passed": successes, "failed": errors}

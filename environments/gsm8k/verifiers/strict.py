@@ -10,7 +10,7 @@ def marked_number(text):
     return found[1].replace(",", "") if found else None
 
 
-def validate_task(env, final_answer=None) -> int:
+def validate_task(env, final_answer=None) -> dict:
     """Passes when the number after "####" is, to the letter, the expected one."""
     facts = {row["name"]: row["value"] for row in env.db("seed").table("task_facts").all()}
     number = marked_number(final_answer or "")
@@ -20,6 +20,4 @@ def validate_task(env, final_answer=None) -> int:
         errors, successes = ['[X] no number follows "#### "'], []
     else:
         errors, successes = [f"[X] the answer is {number}, expected {facts['answer']}"], []
-    print(f">>> ERROR_ACCUMULATOR >>>\n{errors}\n<<< ERROR_ACCUMULATOR <<<")
-    print(f">>> SUCCESS_ACCUMULATOR >>>\n{successes}\n<<< SUCCESS_ACCUMULATOR <<<")
-    return 0 if errors else 1
+    return {"score": 0 if errors else 1, "passed": successes, "failed": errors}

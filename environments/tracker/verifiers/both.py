@@ -1,5 +1,5 @@
 # pyright: basic
-def validate_task(env, final_answer=None) -> int:
+def validate_task(env, final_answer=None) -> dict:
     """Passes when the issue that was asked for is assigned and closed and nothing else changed."""
     errors, successes = [], []
     env.instance.load()
@@ -22,6 +22,4 @@ def validate_task(env, final_answer=None) -> int:
         intended = expected if issue_id == target else {}
         if {**was, **intended} != {**now, **intended}:
             errors.append(f"[X] issue {issue_id} has another change")
-    print(f">>> ERROR_ACCUMULATOR >>>\n{errors}\n<<< ERROR_ACCUMULATOR <<<")
-    print(f">>> SUCCESS_ACCUMULATOR >>>\n{successes}\n<<< SUCCESS_ACCUMULATOR <<<")
-    return 0 if errors else 1
+    return {"score": 0 if errors else 1, "passed": successes, "failed": errors}

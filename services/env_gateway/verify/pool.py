@@ -11,6 +11,7 @@ from services.common.log import get_logger
 from services.env_gateway.adaptive import FixedLimit
 from services.env_gateway.fair import WeightOf, equally
 from services.env_gateway.gates import Gate
+from services.env_gateway.grading import reported
 from services.env_gateway.ports import Execution, Verification
 from services.env_gateway.verify import sandbox
 from services.env_gateway.verify.process import (
@@ -168,7 +169,10 @@ async def _run(worker: WorkerProcess, verification: Verification, timeout_s: flo
     try:
         async with asyncio.timeout(timeout_s):
             done = await worker.run(verification)
-        return Execution(result=done.result, stdout=done.stdout, error=done.error)
+        score, report = reported(done.result)
+        return Execution(
+            result=score, report=report, stdout=done.stdout, cut=done.cut, error=done.error
+        )
     except TimeoutError:
         return Execution(error=f"the verifier did not end within {timeout_s:.1f} s", timed_out=True)
     except WorkerDiedError as error:

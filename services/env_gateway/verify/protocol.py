@@ -55,9 +55,13 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    result: bool | int | float | str | None
+    """`result` is a plain value, or {"score": ..., "passed": [...], "failed": [...]}; `cut` says
+    that more was printed than `stdout` holds."""
+
+    result: Any
     stdout: str
     error: str | None
+    cut: bool = False
 
 
 Message = Ready | Snapshot | Query | Call | Done
@@ -91,8 +95,26 @@ def _done(stdout: str, done: dict[str, Any]) -> Done:
     result, error = done.get("result"), done.get("error")
     if not isinstance(error, str | None):
         raise ProtocolError("the error of a verifier is not a text")
-    result = _value(result)
-    return Done(result[:_RESULT_CHARS] if isinstance(result, str) else result, stdout, error)
+    result = _report(cast("dict[str, Any]", result)) if isinstance(result, dict) else _short(result)
+    return Done(result, stdout, error, done.get("cut") is True)
+
+
+def _report(result: dict[str, Any]) -> dict[str, Any]:
+    lists = [result.get("passed"), result.get("failed")]
+    if result.keys() == {"score", "passed", "failed"} and all(map(_is_texts, lists)):
+        return {**result, "score": _short(result["score"])}
+    raise ProtocolError("the checks of a verifier are not lists of texts")
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(item, str) for item in cast("list[object]", value)
+    )
+
+
+def _short(result: object) -> bool | int | float | str | None:
+    value = _value(result)
+    return value[:_RESULT_CHARS] if isinstance(value, str) else value
 
 
 def _value(value: object) -> bool | int | float | str | None:

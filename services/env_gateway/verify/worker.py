@@ -32,6 +32,8 @@ _END_CHARS = _STDOUT_CHARS // 2
 _RESULT_CHARS = 200
 _INT_BITS = 1024
 _ERROR_CHARS = 4000
+_CHECKS_KEPT = 200
+_CHECK_CHARS = 500
 _COMPILED_KEPT = 256
 _DENIED = {sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH}
 
@@ -57,6 +59,11 @@ class Bounded(io.StringIO):
             self._last = ["".join(self._last)[-_END_CHARS - 1 :]]
             self._last_chars = _END_CHARS + 1
         return len(s)
+
+    @property
+    def cut(self) -> bool:
+        """Whether something in the middle is not kept."""
+        return self._last_chars > _END_CHARS
 
     def getvalue(self) -> str:
         last = "".join(self._last)
@@ -126,7 +133,7 @@ class Worker:
                 exec(self._code(job["source"]), names)
                 env = Environment(databases.run, self._call)
                 value = names[job["function"]](env, **job["arguments"])
-            return {"result": _plain(value), "stdout": printed.getvalue()}
+            return {"result": _result(value), "stdout": printed.getvalue(), "cut": printed.cut}
         except EOFError:
             raise
         except BaseException as error:  # noqa: BLE001
@@ -160,6 +167,23 @@ class Worker:
     def _write(self, message: Mapping[str, Any]) -> None:
         self._writer.write(json.dumps(message, default=repr) + "\n")
         self._writer.flush()
+
+
+def _result(value: Any) -> Any:
+    """A plain value, or a score with its checks."""
+    if type(value) is not dict or not {"score", "passed", "failed"} <= value.keys():
+        # Fleet takes a score alone in this way, too.
+        alone = type(value) is dict and "score" in value
+        return _plain(value["score"] if alone else value)
+    checks = {name: _checks(value[name]) for name in ("passed", "failed")}
+    return {"score": _plain(value["score"]), **checks}
+
+
+def _checks(checks: Any) -> list[str]:
+    """Raises TypeError."""
+    if not isinstance(checks, list | tuple):
+        raise TypeError('"passed" and "failed" are lists of texts, beside "score"')
+    return [str(check)[:_CHECK_CHARS] for check in checks[:_CHECKS_KEPT]]
 
 
 def _plain(value: Any) -> bool | int | float | str | None:

@@ -150,7 +150,7 @@ def _cells(one: pb.EnvironmentStatus) -> tuple[str, ...]:
         str(one.limit),
         str(one.calls),
         errors,
-        str(one.grades),
+        f"{one.grades}" + (f" ({one.suspects} suspect)" if one.suspects else ""),
         f"{one.no_grades}" + (f" ({_listed(one.no_grade_reasons)})" if one.no_grades else ""),
         str(one.tainted),
         str(one.expired),

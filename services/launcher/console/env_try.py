@@ -227,6 +227,8 @@ async def _grade(
         console.print(f"passed   {check}", markup=False)
     for check in grade.checks_failed:
         console.print(f"failed   {check}", markup=False)
+    for line in grade.suspicion.splitlines():
+        console.print(f"suspect  {line}", markup=False)
     if grade.HasField("reward"):
         console.print(f"reward   {grade.reward:g}")
         return _OK

@@ -31,6 +31,9 @@ def draw(attempt: Attempt, decode: Decode) -> Text:
         _field(text, "passed", check, "green")
     for check in attempt["checks_failed"]:
         _field(text, "failed", check, "red")
+    if attempt["suspicion"]:
+        # Printed by the verifier as a result; the policy may have written it.
+        _field(text, "suspect", attempt["suspicion"], "magenta")
     return text
 
 

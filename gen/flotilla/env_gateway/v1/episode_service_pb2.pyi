@@ -502,6 +502,7 @@ class GradeResponse(google.protobuf.message.Message):
     CHECKS_FAILED_FIELD_NUMBER: builtins.int
     STDOUT_FIELD_NUMBER: builtins.int
     ATTEMPTS_FIELD_NUMBER: builtins.int
+    SUSPICION_FIELD_NUMBER: builtins.int
     reward: builtins.float
     partial_reward: builtins.float
     stdout: builtins.str
@@ -509,6 +510,10 @@ class GradeResponse(google.protobuf.message.Message):
     attempts: builtins.int
     """How often the verifier was run; 0 where it could not be: it does not compile,
     or may not run here.
+    """
+    suspicion: builtins.str
+    """Results among what the verifier printed that the policy may have written, a
+    line each, at most 2,000 characters: they count for nothing. Empty for most.
     """
     @property
     def no_grade(self) -> global___NoGrade: ...
@@ -526,9 +531,10 @@ class GradeResponse(google.protobuf.message.Message):
         checks_failed: collections.abc.Iterable[builtins.str] | None = ...,
         stdout: builtins.str = ...,
         attempts: builtins.int = ...,
+        suspicion: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_partial_reward", b"_partial_reward", "grade", b"grade", "no_grade", b"no_grade", "partial_reward", b"partial_reward", "reward", b"reward"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_partial_reward", b"_partial_reward", "attempts", b"attempts", "checks_failed", b"checks_failed", "checks_passed", b"checks_passed", "grade", b"grade", "no_grade", b"no_grade", "partial_reward", b"partial_reward", "reward", b"reward", "stdout", b"stdout"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_partial_reward", b"_partial_reward", "attempts", b"attempts", "checks_failed", b"checks_failed", "checks_passed", b"checks_passed", "grade", b"grade", "no_grade", b"no_grade", "partial_reward", b"partial_reward", "reward", b"reward", "stdout", b"stdout", "suspicion", b"suspicion"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_partial_reward", b"_partial_reward"]) -> typing.Literal["partial_reward"] | None: ...
     @typing.overload
@@ -839,6 +845,7 @@ class EnvironmentStatus(google.protobuf.message.Message):
     TAINTED_FIELD_NUMBER: builtins.int
     EXPIRED_FIELD_NUMBER: builtins.int
     BREAKER_FIELD_NUMBER: builtins.int
+    SUSPECTS_FIELD_NUMBER: builtins.int
     env_key: builtins.str
     backend: builtins.str
     limit: builtins.int
@@ -852,6 +859,8 @@ class EnvironmentStatus(google.protobuf.message.Message):
     """Episodes that were closed because nobody renewed them, or they took too long."""
     breaker: builtins.str
     """`closed`, `half_open` or `open`, which lets no call through; empty before the first call."""
+    suspects: builtins.int
+    """Grades with a suspicion."""
     @property
     def episodes(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
         """Keys are episode states, lower case."""
@@ -880,8 +889,9 @@ class EnvironmentStatus(google.protobuf.message.Message):
         tainted: builtins.int = ...,
         expired: builtins.int = ...,
         breaker: builtins.str = ...,
+        suspects: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["backend", b"backend", "breaker", b"breaker", "call_errors", b"call_errors", "calls", b"calls", "env_key", b"env_key", "episodes", b"episodes", "expired", b"expired", "grades", b"grades", "limit", b"limit", "no_grade_reasons", b"no_grade_reasons", "no_grades", b"no_grades", "outcomes", b"outcomes", "tainted", b"tainted"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["backend", b"backend", "breaker", b"breaker", "call_errors", b"call_errors", "calls", b"calls", "env_key", b"env_key", "episodes", b"episodes", "expired", b"expired", "grades", b"grades", "limit", b"limit", "no_grade_reasons", b"no_grade_reasons", "no_grades", b"no_grades", "outcomes", b"outcomes", "suspects", b"suspects", "tainted", b"tainted"]) -> None: ...
 
 global___EnvironmentStatus = EnvironmentStatus
 

@@ -26,7 +26,7 @@ from flotilla.learner.v1 import policy_pb2 as flotilla_dot_learner_dot_v1_dot_po
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$flotilla/learner/v1/trajectory.proto\x12\x13\x66lotilla.learner.v1\x1a flotilla/learner/v1/policy.proto\x1a\x1egoogle/protobuf/duration.proto\"E\n\rTrajectoryKey\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x15\n\rattempt_index\x18\x02 \x01(\r\x12\x0b\n\x03try\x18\x03 \x01(\r\"\xcb\x05\n\x10TrajectoryHeader\x12/\n\x03key\x18\x01 \x01(\x0b\x32\".flotilla.learner.v1.TrajectoryKey\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x36\n\tsequences\x18\x04 \x03(\x0b\x32#.flotilla.learner.v1.SequenceHeader\x12\x10\n\x06reward\x18\x05 \x01(\x01H\x00\x12\x36\n\x08no_grade\x18\x06 \x01(\x0e\x32\".flotilla.learner.v1.NoGradeReasonH\x00\x12\x33\n\x07\x66\x61ilure\x18\x07 \x01(\x0e\x32 .flotilla.learner.v1.FailureKindH\x00\x12\x0e\n\x06\x64\x65tail\x18\x08 \x01(\t\x12\x34\n\x0bstop_reason\x18\t \x01(\x0e\x32\x1f.flotilla.learner.v1.StopReason\x12\x1b\n\x0epartial_reward\x18\n \x01(\x01H\x01\x88\x01\x01\x12\x15\n\rchecks_passed\x18\x0b \x03(\t\x12\x15\n\rchecks_failed\x18\x0c \x03(\t\x12.\n\x05turns\x18\r \x03(\x0b\x32\x1f.flotilla.learner.v1.TurnTiming\x12\x35\n\x06\x63ounts\x18\x0e \x01(\x0b\x32%.flotilla.learner.v1.TrajectoryCounts\x12\x0f\n\x07\x65nv_key\x18\x0f \x01(\t\x12\x10\n\x08task_key\x18\x10 \x01(\t\x12\x13\n\x0b\x65nv_version\x18\x11 \x01(\t\x12\x14\n\x0c\x64\x61ta_version\x18\x12 \x01(\t\x12\x1a\n\x12tool_schema_digest\x18\x13 \x01(\x0c\x12\x15\n\rprompt_digest\x18\x14 \x01(\x0c\x12\x13\n\x0binstance_id\x18\x15 \x01(\tB\t\n\x07outcomeB\x11\n\x0f_partial_reward\"\x83\x01\n\x0eSequenceHeader\x12\x13\n\x0btoken_count\x18\x01 \x01(\r\x12(\n\x05spans\x18\x02 \x03(\x0b\x32\x19.flotilla.learner.v1.Span\x12\x32\n\x05media\x18\x03 \x03(\x0b\x32#.flotilla.learner.v1.MediaReference\"\x9c\x01\n\x04Span\x12+\n\x06\x61uthor\x18\x01 \x01(\x0e\x32\x1b.flotilla.learner.v1.Author\x12\x0e\n\x06length\x18\x02 \x01(\r\x12-\n\x06policy\x18\x03 \x01(\x0b\x32\x1d.flotilla.learner.v1.PolicyId\x12\x18\n\x0btemperature\x18\x04 \x01(\x02H\x00\x88\x01\x01\x42\x0e\n\x0c_temperature\"l\n\x0eMediaReference\x12\x0e\n\x06sha256\x18\x01 \x01(\x0c\x12\x0c\n\x04mime\x18\x02 \x01(\t\x12\x0c\n\x04grid\x18\x03 \x03(\x05\x12\x14\n\x0ctoken_offset\x18\x04 \x01(\r\x12\x18\n\x10processor_digest\x18\x05 \x01(\x0c\"\x94\x01\n\nTurnTiming\x12+\n\x08generate\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05tools\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x18\n\x10generated_tokens\x18\x04 \x01(\r\"\xe3\x04\n\x10TrajectoryCounts\x12\r\n\x05turns\x18\x01 \x01(\r\x12\x12\n\ntool_calls\x18\x02 \x01(\r\x12J\n\x0btool_errors\x18\x03 \x03(\x0b\x32\x35.flotilla.learner.v1.TrajectoryCounts.ToolErrorsEntry\x12\x14\n\x0cparse_errors\x18\x04 \x01(\r\x12\x0f\n\x07repeats\x18\x05 \x01(\r\x12\'\n\x04open\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05grade\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05tools\x18\x08 \x01(\r\x12\x17\n\x0fmalformed_turns\x18\t \x01(\r\x12P\n\x0eparse_messages\x18\n \x03(\x0b\x32\x38.flotilla.learner.v1.TrajectoryCounts.ParseMessagesEntry\x12N\n\runknown_tools\x18\x0b \x03(\x0b\x32\x37.flotilla.learner.v1.TrajectoryCounts.UnknownToolsEntry\x1a\x31\n\x0fToolErrorsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a\x34\n\x12ParseMessagesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a\x33\n\x11UnknownToolsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"L\n\rSequenceChunk\x12\x16\n\x0esequence_index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x10\n\x08logprobs\x18\x03 \x01(\x0c\"\'\n\rTrajectoryEnd\x12\x16\n\x0e\x63ontent_digest\x18\x01 \x01(\x0c*^\n\x06\x41uthor\x12\x16\n\x12\x41UTHOR_UNSPECIFIED\x10\x00\x12\x11\n\rAUTHOR_PROMPT\x10\x01\x12\x11\n\rAUTHOR_POLICY\x10\x02\x12\x16\n\x12\x41UTHOR_ENVIRONMENT\x10\x03*\xb8\x01\n\nStopReason\x12\x1b\n\x17STOP_REASON_UNSPECIFIED\x10\x00\x12\x14\n\x10STOP_REASON_DONE\x10\x01\x12\x19\n\x15STOP_REASON_MAX_TURNS\x10\x02\x12 \n\x1cSTOP_REASON_CONTEXT_OVERFLOW\x10\x03\x12!\n\x1dSTOP_REASON_GENERATION_LENGTH\x10\x04\x12\x17\n\x13STOP_REASON_TIMEOUT\x10\x05*\xbb\x01\n\x0b\x46\x61ilureKind\x12\x1c\n\x18\x46\x41ILURE_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15\x46\x41ILURE_KIND_ENV_LOST\x10\x01\x12\x1d\n\x19\x46\x41ILURE_KIND_ENGINE_ERROR\x10\x02\x12\x18\n\x14\x46\x41ILURE_KIND_ABORTED\x10\x03\x12\x19\n\x15\x46\x41ILURE_KIND_NO_GRADE\x10\x04\x12\x1f\n\x1b\x46\x41ILURE_KIND_TEMPLATE_ERROR\x10\x05*\xf5\x01\n\rNoGradeReason\x12\x1f\n\x1bNO_GRADE_REASON_UNSPECIFIED\x10\x00\x12$\n NO_GRADE_REASON_EXECUTION_FAILED\x10\x01\x12\x1f\n\x1bNO_GRADE_REASON_JUDGE_ERROR\x10\x02\x12!\n\x1dNO_GRADE_REASON_INSTANCE_LOST\x10\x03\x12\x1b\n\x17NO_GRADE_REASON_TIMEOUT\x10\x04\x12\x1f\n\x1bNO_GRADE_REASON_NO_VERIFIER\x10\x05\x12\x1b\n\x17NO_GRADE_REASON_TAINTED\x10\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$flotilla/learner/v1/trajectory.proto\x12\x13\x66lotilla.learner.v1\x1a flotilla/learner/v1/policy.proto\x1a\x1egoogle/protobuf/duration.proto\"E\n\rTrajectoryKey\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x15\n\rattempt_index\x18\x02 \x01(\r\x12\x0b\n\x03try\x18\x03 \x01(\r\"\xde\x05\n\x10TrajectoryHeader\x12/\n\x03key\x18\x01 \x01(\x0b\x32\".flotilla.learner.v1.TrajectoryKey\x12\x10\n\x08lease_id\x18\x02 \x01(\t\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x36\n\tsequences\x18\x04 \x03(\x0b\x32#.flotilla.learner.v1.SequenceHeader\x12\x10\n\x06reward\x18\x05 \x01(\x01H\x00\x12\x36\n\x08no_grade\x18\x06 \x01(\x0e\x32\".flotilla.learner.v1.NoGradeReasonH\x00\x12\x33\n\x07\x66\x61ilure\x18\x07 \x01(\x0e\x32 .flotilla.learner.v1.FailureKindH\x00\x12\x0e\n\x06\x64\x65tail\x18\x08 \x01(\t\x12\x34\n\x0bstop_reason\x18\t \x01(\x0e\x32\x1f.flotilla.learner.v1.StopReason\x12\x1b\n\x0epartial_reward\x18\n \x01(\x01H\x01\x88\x01\x01\x12\x15\n\rchecks_passed\x18\x0b \x03(\t\x12\x15\n\rchecks_failed\x18\x0c \x03(\t\x12.\n\x05turns\x18\r \x03(\x0b\x32\x1f.flotilla.learner.v1.TurnTiming\x12\x35\n\x06\x63ounts\x18\x0e \x01(\x0b\x32%.flotilla.learner.v1.TrajectoryCounts\x12\x0f\n\x07\x65nv_key\x18\x0f \x01(\t\x12\x10\n\x08task_key\x18\x10 \x01(\t\x12\x13\n\x0b\x65nv_version\x18\x11 \x01(\t\x12\x14\n\x0c\x64\x61ta_version\x18\x12 \x01(\t\x12\x1a\n\x12tool_schema_digest\x18\x13 \x01(\x0c\x12\x15\n\rprompt_digest\x18\x14 \x01(\x0c\x12\x13\n\x0binstance_id\x18\x15 \x01(\t\x12\x11\n\tsuspicion\x18\x16 \x01(\tB\t\n\x07outcomeB\x11\n\x0f_partial_reward\"\x83\x01\n\x0eSequenceHeader\x12\x13\n\x0btoken_count\x18\x01 \x01(\r\x12(\n\x05spans\x18\x02 \x03(\x0b\x32\x19.flotilla.learner.v1.Span\x12\x32\n\x05media\x18\x03 \x03(\x0b\x32#.flotilla.learner.v1.MediaReference\"\x9c\x01\n\x04Span\x12+\n\x06\x61uthor\x18\x01 \x01(\x0e\x32\x1b.flotilla.learner.v1.Author\x12\x0e\n\x06length\x18\x02 \x01(\r\x12-\n\x06policy\x18\x03 \x01(\x0b\x32\x1d.flotilla.learner.v1.PolicyId\x12\x18\n\x0btemperature\x18\x04 \x01(\x02H\x00\x88\x01\x01\x42\x0e\n\x0c_temperature\"l\n\x0eMediaReference\x12\x0e\n\x06sha256\x18\x01 \x01(\x0c\x12\x0c\n\x04mime\x18\x02 \x01(\t\x12\x0c\n\x04grid\x18\x03 \x03(\x05\x12\x14\n\x0ctoken_offset\x18\x04 \x01(\r\x12\x18\n\x10processor_digest\x18\x05 \x01(\x0c\"\x94\x01\n\nTurnTiming\x12+\n\x08generate\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05tools\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x18\n\x10generated_tokens\x18\x04 \x01(\r\"\xe3\x04\n\x10TrajectoryCounts\x12\r\n\x05turns\x18\x01 \x01(\r\x12\x12\n\ntool_calls\x18\x02 \x01(\r\x12J\n\x0btool_errors\x18\x03 \x03(\x0b\x32\x35.flotilla.learner.v1.TrajectoryCounts.ToolErrorsEntry\x12\x14\n\x0cparse_errors\x18\x04 \x01(\r\x12\x0f\n\x07repeats\x18\x05 \x01(\r\x12\'\n\x04open\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12(\n\x05grade\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05tools\x18\x08 \x01(\r\x12\x17\n\x0fmalformed_turns\x18\t \x01(\r\x12P\n\x0eparse_messages\x18\n \x03(\x0b\x32\x38.flotilla.learner.v1.TrajectoryCounts.ParseMessagesEntry\x12N\n\runknown_tools\x18\x0b \x03(\x0b\x32\x37.flotilla.learner.v1.TrajectoryCounts.UnknownToolsEntry\x1a\x31\n\x0fToolErrorsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a\x34\n\x12ParseMessagesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a\x33\n\x11UnknownToolsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"L\n\rSequenceChunk\x12\x16\n\x0esequence_index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x10\n\x08logprobs\x18\x03 \x01(\x0c\"\'\n\rTrajectoryEnd\x12\x16\n\x0e\x63ontent_digest\x18\x01 \x01(\x0c*^\n\x06\x41uthor\x12\x16\n\x12\x41UTHOR_UNSPECIFIED\x10\x00\x12\x11\n\rAUTHOR_PROMPT\x10\x01\x12\x11\n\rAUTHOR_POLICY\x10\x02\x12\x16\n\x12\x41UTHOR_ENVIRONMENT\x10\x03*\xb8\x01\n\nStopReason\x12\x1b\n\x17STOP_REASON_UNSPECIFIED\x10\x00\x12\x14\n\x10STOP_REASON_DONE\x10\x01\x12\x19\n\x15STOP_REASON_MAX_TURNS\x10\x02\x12 \n\x1cSTOP_REASON_CONTEXT_OVERFLOW\x10\x03\x12!\n\x1dSTOP_REASON_GENERATION_LENGTH\x10\x04\x12\x17\n\x13STOP_REASON_TIMEOUT\x10\x05*\xbb\x01\n\x0b\x46\x61ilureKind\x12\x1c\n\x18\x46\x41ILURE_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15\x46\x41ILURE_KIND_ENV_LOST\x10\x01\x12\x1d\n\x19\x46\x41ILURE_KIND_ENGINE_ERROR\x10\x02\x12\x18\n\x14\x46\x41ILURE_KIND_ABORTED\x10\x03\x12\x19\n\x15\x46\x41ILURE_KIND_NO_GRADE\x10\x04\x12\x1f\n\x1b\x46\x41ILURE_KIND_TEMPLATE_ERROR\x10\x05*\xf5\x01\n\rNoGradeReason\x12\x1f\n\x1bNO_GRADE_REASON_UNSPECIFIED\x10\x00\x12$\n NO_GRADE_REASON_EXECUTION_FAILED\x10\x01\x12\x1f\n\x1bNO_GRADE_REASON_JUDGE_ERROR\x10\x02\x12!\n\x1dNO_GRADE_REASON_INSTANCE_LOST\x10\x03\x12\x1b\n\x17NO_GRADE_REASON_TIMEOUT\x10\x04\x12\x1f\n\x1bNO_GRADE_REASON_NO_VERIFIER\x10\x05\x12\x1b\n\x17NO_GRADE_REASON_TAINTED\x10\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,36 +39,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TRAJECTORYCOUNTS_PARSEMESSAGESENTRY']._serialized_options = b'8\001'
   _globals['_TRAJECTORYCOUNTS_UNKNOWNTOOLSENTRY']._loaded_options = None
   _globals['_TRAJECTORYCOUNTS_UNKNOWNTOOLSENTRY']._serialized_options = b'8\001'
-  _globals['_AUTHOR']._serialized_start=2203
-  _globals['_AUTHOR']._serialized_end=2297
-  _globals['_STOPREASON']._serialized_start=2300
-  _globals['_STOPREASON']._serialized_end=2484
-  _globals['_FAILUREKIND']._serialized_start=2487
-  _globals['_FAILUREKIND']._serialized_end=2674
-  _globals['_NOGRADEREASON']._serialized_start=2677
-  _globals['_NOGRADEREASON']._serialized_end=2922
+  _globals['_AUTHOR']._serialized_start=2222
+  _globals['_AUTHOR']._serialized_end=2316
+  _globals['_STOPREASON']._serialized_start=2319
+  _globals['_STOPREASON']._serialized_end=2503
+  _globals['_FAILUREKIND']._serialized_start=2506
+  _globals['_FAILUREKIND']._serialized_end=2693
+  _globals['_NOGRADEREASON']._serialized_start=2696
+  _globals['_NOGRADEREASON']._serialized_end=2941
   _globals['_TRAJECTORYKEY']._serialized_start=127
   _globals['_TRAJECTORYKEY']._serialized_end=196
   _globals['_TRAJECTORYHEADER']._serialized_start=199
-  _globals['_TRAJECTORYHEADER']._serialized_end=914
-  _globals['_SEQUENCEHEADER']._serialized_start=917
-  _globals['_SEQUENCEHEADER']._serialized_end=1048
-  _globals['_SPAN']._serialized_start=1051
-  _globals['_SPAN']._serialized_end=1207
-  _globals['_MEDIAREFERENCE']._serialized_start=1209
-  _globals['_MEDIAREFERENCE']._serialized_end=1317
-  _globals['_TURNTIMING']._serialized_start=1320
-  _globals['_TURNTIMING']._serialized_end=1468
-  _globals['_TRAJECTORYCOUNTS']._serialized_start=1471
-  _globals['_TRAJECTORYCOUNTS']._serialized_end=2082
-  _globals['_TRAJECTORYCOUNTS_TOOLERRORSENTRY']._serialized_start=1926
-  _globals['_TRAJECTORYCOUNTS_TOOLERRORSENTRY']._serialized_end=1975
-  _globals['_TRAJECTORYCOUNTS_PARSEMESSAGESENTRY']._serialized_start=1977
-  _globals['_TRAJECTORYCOUNTS_PARSEMESSAGESENTRY']._serialized_end=2029
-  _globals['_TRAJECTORYCOUNTS_UNKNOWNTOOLSENTRY']._serialized_start=2031
-  _globals['_TRAJECTORYCOUNTS_UNKNOWNTOOLSENTRY']._serialized_end=2082
-  _globals['_SEQUENCECHUNK']._serialized_start=2084
-  _globals['_SEQUENCECHUNK']._serialized_end=2160
-  _globals['_TRAJECTORYEND']._serialized_start=2162
-  _globals['_TRAJECTORYEND']._serialized_end=2201
+  _globals['_TRAJECTORYHEADER']._serialized_end=933
+  _globals['_SEQUENCEHEADER']._serialized_start=936
+  _globals['_SEQUENCEHEADER']._serialized_end=1067
+  _globals['_SPAN']._serialized_start=1070
+  _globals['_SPAN']._serialized_end=1226
+  _globals['_MEDIAREFERENCE']._serialized_start=1228
+  _globals['_MEDIAREFERENCE']._serialized_end=1336
+  _globals['_TURNTIMING']._serialized_start=1339
+  _globals['_TURNTIMING']._serialized_end=1487
+  _globals['_TRAJECTORYCOUNTS']._serialized_start=1490
+  _globals['_TRAJECTORYCOUNTS']._serialized_end=2101
+  _globals['_TRAJECTORYCOUNTS_TOOLERRORSENTRY']._serialized_start=1945
+  _globals['_TRAJECTORYCOUNTS_TOOLERRORSENTRY']._serialized_end=1994
+  _globals['_TRAJECTORYCOUNTS_PARSEMESSAGESENTRY']._serialized_start=1996
+  _globals['_TRAJECTORYCOUNTS_PARSEMESSAGESENTRY']._serialized_end=2048
+  _globals['_TRAJECTORYCOUNTS_UNKNOWNTOOLSENTRY']._serialized_start=2050
+  _globals['_TRAJECTORYCOUNTS_UNKNOWNTOOLSENTRY']._serialized_end=2101
+  _globals['_SEQUENCECHUNK']._serialized_start=2103
+  _globals['_SEQUENCECHUNK']._serialized_end=2179
+  _globals['_TRAJECTORYEND']._serialized_start=2181
+  _globals['_TRAJECTORYEND']._serialized_end=2220
 # @@protoc_insertion_point(module_scope)

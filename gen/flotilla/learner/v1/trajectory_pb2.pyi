@@ -193,6 +193,7 @@ class TrajectoryHeader(google.protobuf.message.Message):
     TOOL_SCHEMA_DIGEST_FIELD_NUMBER: builtins.int
     PROMPT_DIGEST_FIELD_NUMBER: builtins.int
     INSTANCE_ID_FIELD_NUMBER: builtins.int
+    SUSPICION_FIELD_NUMBER: builtins.int
     lease_id: builtins.str
     """The lease under which the attempt was made."""
     worker_id: builtins.str
@@ -217,6 +218,10 @@ class TrajectoryHeader(google.protobuf.message.Message):
     prompt_digest: builtins.bytes
     """SHA-256 of the prompt's token ids."""
     instance_id: builtins.str
+    suspicion: builtins.str
+    """Results that the verifier printed and the policy may have written, a line
+    each. Bounded to 2,000 characters.
+    """
     @property
     def key(self) -> global___TrajectoryKey: ...
     @property
@@ -257,9 +262,10 @@ class TrajectoryHeader(google.protobuf.message.Message):
         tool_schema_digest: builtins.bytes = ...,
         prompt_digest: builtins.bytes = ...,
         instance_id: builtins.str = ...,
+        suspicion: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_partial_reward", b"_partial_reward", "counts", b"counts", "failure", b"failure", "key", b"key", "no_grade", b"no_grade", "outcome", b"outcome", "partial_reward", b"partial_reward", "reward", b"reward"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_partial_reward", b"_partial_reward", "checks_failed", b"checks_failed", "checks_passed", b"checks_passed", "counts", b"counts", "data_version", b"data_version", "detail", b"detail", "env_key", b"env_key", "env_version", b"env_version", "failure", b"failure", "instance_id", b"instance_id", "key", b"key", "lease_id", b"lease_id", "no_grade", b"no_grade", "outcome", b"outcome", "partial_reward", b"partial_reward", "prompt_digest", b"prompt_digest", "reward", b"reward", "sequences", b"sequences", "stop_reason", b"stop_reason", "task_key", b"task_key", "tool_schema_digest", b"tool_schema_digest", "turns", b"turns", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_partial_reward", b"_partial_reward", "checks_failed", b"checks_failed", "checks_passed", b"checks_passed", "counts", b"counts", "data_version", b"data_version", "detail", b"detail", "env_key", b"env_key", "env_version", b"env_version", "failure", b"failure", "instance_id", b"instance_id", "key", b"key", "lease_id", b"lease_id", "no_grade", b"no_grade", "outcome", b"outcome", "partial_reward", b"partial_reward", "prompt_digest", b"prompt_digest", "reward", b"reward", "sequences", b"sequences", "stop_reason", b"stop_reason", "suspicion", b"suspicion", "task_key", b"task_key", "tool_schema_digest", b"tool_schema_digest", "turns", b"turns", "worker_id", b"worker_id"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_partial_reward", b"_partial_reward"]) -> typing.Literal["partial_reward"] | None: ...
     @typing.overload

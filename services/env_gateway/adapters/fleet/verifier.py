@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from services.env_gateway.adapters.fleet.api import FleetApi
 from services.env_gateway.adapters.fleet.errors import FleetError
+from services.env_gateway.grading import reported
 from services.env_gateway.ports import Execution, Submission
 from services.env_gateway.verify.finding import Finder
 from services.env_gateway.verify.shape import VerifierError, VerifierFunction
@@ -124,7 +125,8 @@ def execution_of(answer: Any) -> Execution:
     fields = cast("dict[str, Any]", answer)
     stdout = str(fields.get("stdout") or "")
     if fields.get("success") is True:
-        return Execution(result=_score(fields.get("result")), stdout=stdout)
+        score, report = reported(fields.get("result"))
+        return Execution(result=score, report=report, stdout=stdout)
     error = fields.get("error")
     said = cast("dict[str, Any]", error) if isinstance(error, dict) else {"message": error}
     kind, message = said.get("type"), said.get("message") or "the verifier did not run to its end"
@@ -134,13 +136,6 @@ def execution_of(answer: Any) -> Execution:
         timed_out=kind == "TimeoutError",
         retryable=True,
     )
-
-
-def _score(result: Any) -> Any:
-    """A verifier may also return {"score": ...}."""
-    if isinstance(result, dict):
-        return cast("dict[str, Any]", result).get("score")
-    return result
 
 
 def _request(

@@ -21,6 +21,7 @@ from services.env_gateway.adapters.http_client import http_session
 from services.env_gateway.adapters.process import Address, inherited_environment
 from services.env_gateway.adapters.server import connect
 from services.env_gateway.backend_config import FleetConfig, FleetOpenEnvConfig
+from services.env_gateway.grading import reported
 from services.env_gateway.ports import (
     BackendError,
     CallResult,
@@ -134,9 +135,13 @@ class FleetOpenEnvInstance:
             timed_out = error.kind == "timeout"
             return Execution(error=str(error), timed_out=timed_out, instance_lost=error.lost)
         stdout = answer["stdout"] or ""
+        score, report = reported(answer["returned"])
         if answer["reward"] is not None:
-            return Execution(result=answer["reward"], stdout=stdout)
+            return Execution(result=answer["reward"], report=report, stdout=stdout)
         why = await self._ended()
+        if why is None and score is not None:
+            # It gave no reward for what was printed; here it is known who may have written that.
+            return Execution(result=score, report=report, stdout=stdout)
         error = why or answer["verifier_error"] or "no reward"
         return Execution(error=error, stdout=stdout, instance_lost=why is not None)
 

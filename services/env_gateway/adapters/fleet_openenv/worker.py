@@ -24,6 +24,7 @@ class Worker:
         self._tell = tell
         self._env: Any = None
         self._graded: Message | None = None
+        self._returned: Any = None
 
     async def answer(self, request: Message) -> Message:
         operations = {
@@ -41,6 +42,7 @@ class Worker:
 
     async def _open(self, request: Message) -> Message:
         self._tag_instances(request["tag"])
+        self._note_results()
         # The gateway ends episodes, so that there is no last step here.
         self._env = import_module("envs.fleet_env").FleetTaskEnv(
             request["task"], ttl_seconds=request["ttl_s"], max_steps=sys.maxsize
@@ -63,6 +65,7 @@ class Worker:
             _, reward, _, _ = await self._env.step_async(action)
             self._graded = {
                 "reward": reward,
+                "returned": self._returned,
                 "stdout": self._env.verifier_stdout,
                 "verifier_error": self._env.verifier_error,
             }
@@ -89,6 +92,21 @@ class Worker:
             return instance
 
         fleets.make = tagged
+
+    def _note_results(self) -> None:
+        """Keep what a verifier returned last: FleetTaskEnv tells nobody when it gives no reward for
+        what was printed, and fails at a score that was returned with its checks."""
+        tasks: Any = import_module("fleet._async.tasks").Task
+        verify = tasks.verify_detailed_async
+
+        async def noted(task: Any, *arguments: Any, **keywords: Any) -> Any:
+            response: Any = await verify(task, *arguments, **keywords)
+            self._returned = response.result if response.success else None
+            if isinstance(self._returned, dict):
+                response.result = self._returned.get("score")
+            return response
+
+        tasks.verify_detailed_async = noted
 
 
 def _own_pipes() -> tuple[BinaryIO, BinaryIO]:

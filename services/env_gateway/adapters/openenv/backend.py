@@ -25,6 +25,7 @@ from services.env_gateway.ports import (
     Part,
     Provision,
     QueryError,
+    Report,
     Rows,
     SqlValue,
     Submission,
@@ -74,6 +75,7 @@ class OpenEnvInstance:
         self._rewards = [reward] if (reward := codec.reward_of(start)) is not None else []
         self._done = start.get("done") is True
         self._stdout = ""
+        self._report: Report | None = None
 
     @property
     def ended(self) -> str | None:
@@ -131,7 +133,7 @@ class OpenEnvInstance:
         if not self._rewards:
             return Execution(error="the environment gave no reward")
         total = self._rewards[-1] if self._config.reward == "last" else sum(self._rewards)
-        return Execution(result=total, stdout=self._stdout)
+        return Execution(result=total, report=self._report, stdout=self._stdout)
 
     async def close(self, *, timeout_s: float) -> None:
         await self._channel.close(timeout_s=timeout_s)
@@ -141,7 +143,7 @@ class OpenEnvInstance:
         tool = self._config.submit_tool
         arguments = {self._config.submit_argument: final_answer}
         data = await self._step(self._action_of(tool, arguments), timeout_s)
-        self._stdout = codec.printed(data)
+        self._stdout, self._report = codec.printed(data), codec.report(data)
         result = codec.call_result(data, ())
         if result.is_error:
             shown = "; ".join(part.text for part in result.parts if isinstance(part, Text))

@@ -10,7 +10,8 @@ from typing import Any, cast
 
 from services.env_gateway.adapters.mcp.wire import parts_of
 from services.env_gateway.computer import media
-from services.env_gateway.ports import BackendError, CallResult, Part, Text, Tool
+from services.env_gateway.grading import reported
+from services.env_gateway.ports import BackendError, CallResult, Part, Report, Text, Tool
 
 _TOOL_ACTIONS = ("call_tool", "list_tools")
 _DATA_URL = re.compile(r"data:(?P<mime>image/[\w.+-]+);base64,")
@@ -93,6 +94,11 @@ def reward_of(data: Mapping[str, Any]) -> float | None:
 def printed(data: Mapping[str, Any]) -> str:
     """What a verifier behind the reward printed, where the environment passes that on."""
     return str(_metadata(data).get("stdout") or "")
+
+
+def report(data: Mapping[str, Any]) -> Report | None:
+    """The checks of a verifier behind the reward, where the environment passes these on."""
+    return reported({"score": None, **_metadata(data)})[1]
 
 
 def _observation(data: Mapping[str, Any]) -> Mapping[str, Any]:
