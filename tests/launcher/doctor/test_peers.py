@@ -75,7 +75,7 @@ async def test_an_environment_that_cannot_be_opened_is_named_and_the_others_show
     path = tmp_path / "tasks.json"
     path.write_text(json.dumps([known, {**unknown, "env_id": "teleporter"}]))
     result = await probed("episodes", subject(spec(policy, path), tmp_path))
-    says(result, Status.FAIL, "teleporter cannot be opened", "correct env_gateway.backends")
+    says(result, Status.FAIL, "teleporter cannot be opened", "or correct env_id of its tasks")
     says(result, Status.FAIL, "booking: 4 tools (book_room,")
     assert not children()
 
