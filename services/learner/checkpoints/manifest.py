@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from services.common.errors import ConfigError
@@ -63,7 +63,7 @@ def parse_manifest(text: str | bytes, where: str) -> Manifest:
         data: dict[str, Any] = json.loads(text)
         found = data["format"]
         if found == FORMAT:
-            files = {name: FileEntry(**entry) for name, entry in data["files"].items()}
+            files = {inside(name): FileEntry(**entry) for name, entry in data["files"].items()}
             return Manifest(data["run_id"], int(data["run_epoch"]), int(data["step"]), files)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedCheckpointError(f"{where} is no manifest: {error!r}") from error
@@ -84,8 +84,18 @@ def verify(directory: Path) -> Manifest:
     except OSError as error:
         raise DamagedCheckpointError(f"{path} cannot be read: {error}") from error
     for name, entry in manifest.files.items():
+        if not (directory / name).resolve().is_relative_to(directory.resolve()):
+            raise DamagedCheckpointError(f"{directory / name} is a link to elsewhere")
         _verify_file(directory / name, entry)
     return manifest
+
+
+def inside(name: str) -> str:
+    """The name of a file below the folder that names it. Raises ValueError for any other."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or {"..", "."} & {*path.parts, name} or str(path) != name or "\0" in name:
+        raise ValueError(f"{name!r} is no name of a file below its folder")
+    return name
 
 
 def _verify_file(path: Path, entry: FileEntry) -> None:

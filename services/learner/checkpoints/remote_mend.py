@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from services.learner.checkpoints.durable import write_durably
+from services.learner.checkpoints.manifest import inside
 from services.learner.checkpoints.remote_claim import KNOWN_MARKERS, RESTORED
 from services.learner.journal.mark import FILE_NAME as MARK
 from services.learner.journal.mark import Mark
@@ -63,7 +64,7 @@ def _mend(db: sqlite3.Connection, restored: Restored, markers: Sequence[str]) ->
     found = db.execute(query, (restored.step,)).fetchone()
     if found is None:
         return None
-    name = Path(found[0]).name
+    name = inside(Path(found[0]).name)
     directory = Path(restored.run_dir).resolve() / "checkpoints" / name
     db.execute("DELETE FROM checkpoints WHERE step != ?", (restored.step,))
     db.execute("UPDATE checkpoints SET directory = ?", (str(directory),))

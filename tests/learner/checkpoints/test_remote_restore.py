@@ -207,6 +207,19 @@ async def test_a_journal_without_the_checkpoints_step_is_damage(
         restore(store, tmp_path / "new", name="test")
 
 
+async def test_a_journal_that_puts_its_checkpoint_elsewhere_is_damage(
+    store: FsspecStore, tmp_path: Path
+) -> None:
+    machine = Machine(tmp_path / "old", store)
+    staged = machine.stage(await machine.make(20))
+    with closing(sqlite3.connect(staged.folder / FILE_NAME)) as db, db:
+        db.execute("UPDATE checkpoints SET directory = '/runs/run/checkpoints/..'")
+    machine.uploader.upload(staged)
+    with pytest.raises(RestoreError, match="is no name of a file below its folder"):
+        restore(store, tmp_path / "new", name="test")
+    assert list((tmp_path / "new").iterdir()) == []
+
+
 def spec_file(folder: Path, **checkpoint: Any) -> Path:
     learner = {"tasks": "t", "steps": 1, "groups_per_step": 1, "group_size": 2}
     policy = {"model": "m", "max_model_len": 8}
