@@ -10,12 +10,13 @@ from typing import Any
 
 import structlog
 
-from services.common.secret_values import MIN_CHARACTERS, secret_values
+from services.common.secret_values import MIN_CHARACTERS, forms, secret_values
 
 MAX_LINE_BYTES = 16 * 1024
 _MAX_VALUE_CHARACTERS = 4 * 1024
 _SECRET_FIELD = re.compile(r"^(token|authorization|password|secret|.*api_key)$", re.IGNORECASE)
 _BEARER = re.compile(r"(?i)\bbearer\s+[^\s\"'\\,;]+")
+_PASSWORD = re.compile(r"://[^\s:/?#@\"']*:[^\s/?#@\"']+@")
 _HIDDEN = "***"
 # Of our own lines and of those of libraries.
 _SHARED: list[structlog.typing.Processor] = [
@@ -30,6 +31,7 @@ _SHARED: list[structlog.typing.Processor] = [
 
 # Processors see this set, not a copy: a secret learnt later is hidden from then on.
 _secrets: set[str] = set()
+_hidden: list[str] = []
 _everywhere: dict[str, object] = {}
 
 
@@ -85,17 +87,18 @@ def bind_process(**values: object) -> None:
 
 def add_secret(value: str) -> None:
     """Never let `value` appear in a log line; too short a value would hide ordinary text."""
-    if len(value) >= MIN_CHARACTERS:
+    if len(value) >= MIN_CHARACTERS and value not in _secrets:
         _secrets.add(value)
-        _secrets.add(json.dumps(value)[1:-1])
+        # The longest first: one may be part of another.
+        _hidden[:] = sorted({*_hidden, *forms(value)}, key=len, reverse=True)
 
 
 def redact(text: str) -> str:
-    """`text` without known secrets and bearer tokens."""
-    # The longest first: one may be part of another.
-    for secret in sorted(_secrets, key=len, reverse=True):
-        text = text.replace(secret, _HIDDEN)
-    return _BEARER.sub(f"Bearer {_HIDDEN}", text)
+    """`text` without known secrets, however they are written, bearer tokens, and passwords of
+    URLs."""
+    for form in _hidden:
+        text = text.replace(form, _HIDDEN)
+    return _PASSWORD.sub(f"://{_HIDDEN}@", _BEARER.sub(f"Bearer {_HIDDEN}", text))
 
 
 def _render_with(render: Any) -> structlog.typing.Processor:

@@ -1,17 +1,27 @@
 """Which environment variables hold secrets, and what of them a text must not repeat."""
 
+import base64
 import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, cast
+from urllib.parse import quote, quote_plus, unquote, urlsplit
 
 _WORDS = "TOKEN|SECRET|PASSWORD|PASSWD|KEY|CREDENTIAL|WEBHOOK"
 _NAME = re.compile(f"({_WORDS})S?(_|$)", re.IGNORECASE)
 # Objects with secrets in them, whose names do not say so.
 _OBJECTS = ("FLOTILLA_LAUNCHER", "FLOTILLA_REMOTE_OPTIONS", "FLOTILLA_TLS")
 _IN_OBJECT = re.compile(f"{_WORDS}|TLS", re.IGNORECASE)
+_USER = re.compile(r"://([^\s:/?#@]*)(:?)([^\s/?#@]*)@")
+_SETTING = re.compile(
+    r"(?:token|secret|passw(?:or)?d|pwd|signature|[?&]sig"
+    r"|(?:api|account|access|private)[-_]?(?:access[-_]?)?key)=([^\s;&\"']+)",
+    re.IGNORECASE,
+)
+_ESCAPE = re.compile("%[0-9A-F]{2}")
+_URL_ALPHABET = str.maketrans("+/", "-_")
+_REFERENCE = re.compile(r"\$([A-Z][A-Z0-9_]*)")
 # Less would hide ordinary text.
 MIN_CHARACTERS = 8
 
@@ -21,14 +31,60 @@ def is_secret_name(name: str) -> bool:
     return name in _OBJECTS or _NAME.search(name) is not None
 
 
+def referenced(value: object) -> Iterator[str]:
+    """Names of the variables that a part of a spec takes secrets from: `$NAME` as a whole string,
+    wherever it stands."""
+    if isinstance(value, str):
+        found = _REFERENCE.fullmatch(value)
+        if found is not None:
+            yield found[1]
+    elif isinstance(value, Mapping):
+        for item in cast("Mapping[str, object]", value).values():
+            yield from referenced(item)
+    elif isinstance(value, list):
+        for item in cast("list[object]", value):
+            yield from referenced(item)
+
+
 def secret_values(environ: Mapping[str, str], also: tuple[str, ...] = ()) -> dict[str, str]:
     """What is to be hidden, longest first, and the variable that each comes from; `also` names
-    variables whose names do not say that they are secret."""
+    variables whose names do not say that they are secret. Of any other variable it is what opens
+    the way to its URL, such as DATABASE_URL's password."""
     found: dict[str, str] = {}
     for name, value in environ.items():
-        if is_secret_name(name) or name in also:
-            found.update(dict.fromkeys(_parts(name, value), name))
+        whole = is_secret_name(name) or name in also
+        parts = _parts(name, value) if whole else credentials(value)
+        found.update(dict.fromkeys(parts, name))
     return {text: found[text] for text in sorted(found, key=len, reverse=True)}
+
+
+def credentials(text: str) -> Iterator[str]:
+    """Of URLs and settings in a text: passwords, tokens in place of a user, and both together."""
+    for user, colon, password in _USER.findall(text):
+        secret = password if colon else user
+        written = (secret, unquote(secret), f"{user}{colon}{password}@")
+        yield from (each for each in written if len(each) >= MIN_CHARACTERS)
+    for secret in _SETTING.findall(text):
+        yield from {each for each in (secret, unquote(secret)) if len(each) >= MIN_CHARACTERS}
+
+
+def forms(secret: str) -> frozenset[str]:
+    """All that a secret may be written as: plain, quoted for JSON and URLs, in hexadecimal, and in
+    base64, which depends on where in a triple of bytes it begins."""
+    raw = secret.encode(errors="surrogatepass")
+    quoted = (quote(raw, safe=""), quote(raw), quote_plus(raw))
+    lower = (_ESCAPE.sub(lambda found: found[0].lower(), each) for each in quoted)
+    escaped = (json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1])
+    encoded = (_in_base64(raw, before) for before in range(3))
+    both = (each.translate(alphabet) for each in encoded for alphabet in ({}, _URL_ALPHABET))
+    return frozenset({secret, *escaped, *quoted, *lower, raw.hex(), *both})
+
+
+def _in_base64(raw: bytes, before: int) -> str:
+    """The characters that are the secret's alone, when so many bytes of a triple come before."""
+    whole = base64.b64encode(bytes(before) + raw).decode()
+    first, last = -(-before * 8 // 6), (before + len(raw)) * 8 // 6
+    return whole[first:last]
 
 
 def _parts(name: str, value: str) -> Iterator[str]:
@@ -36,7 +92,7 @@ def _parts(name: str, value: str) -> Iterator[str]:
     # Where a secret lies is none.
     if os.path.exists(value):
         return
-    for text in (value, *_of_object(name, value), *_of_url(value)):
+    for text in (value, *_of_object(name, value), *_of_url(value), *credentials(value)):
         if len(text) >= MIN_CHARACTERS:
             yield text
 

@@ -1,10 +1,12 @@
 """Log lines: JSON, with their context, without secrets, bounded."""
 
 import asyncio
+import base64
 import json
 import logging
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import structlog
@@ -73,6 +75,26 @@ def test_secrets_never_appear(
     output = capsys.readouterr().err
     assert "CANARY" not in output
     assert len([json.loads(line) for line in output.splitlines()]) == 5
+
+
+def test_secrets_do_not_appear_in_another_writing_or_in_a_url(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEET_API_KEY", "sk/CANARY+0123456789")
+    monkeypatch.setenv("DATABASE_URL", "postgres://app:CANARY-of-a-base@db/runs")
+    log.setup("env_gateway", "run-1", pretty=False)
+    logger = log.get_logger("x")
+    for before in ("", "a", "ab"):
+        encoded = base64.b64encode(f"{before}:sk/CANARY+0123456789".encode()).decode()
+        logger.info("refused", header=f"Basic {encoded}")
+        assert encoded[8:-8] not in capsys.readouterr().err
+    logger.info("asked", url=f"https://h/?key={quote('sk/CANARY+0123456789', safe='')}")
+    logger.info("cannot connect with CANARY-of-a-base")
+    # Of a URL that nobody knew of.
+    logger.info("cannot reach postgres://other:CANARY@db/runs")
+    output = capsys.readouterr().err
+    assert "CANARY" not in output
+    assert "postgres://***@db/runs" in output
 
 
 def test_secrets_do_not_appear_on_a_terminal_either(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,11 +1,14 @@
 """Which variables are taken for secrets, and what of them."""
 
+import base64
 import json
+import re
 from pathlib import Path
+from urllib.parse import quote, quote_plus
 
 import pytest
 
-from services.common.secret_values import is_secret_name, secret_values
+from services.common.secret_values import forms, is_secret_name, referenced, secret_values
 
 
 @pytest.mark.parametrize(
@@ -42,3 +45,52 @@ def test_of_objects_and_addresses_the_secret_part_counts_too_and_the_longest_com
 
 def test_where_a_secret_lies_is_none(tmp_path: Path) -> None:
     assert secret_values({"SERVICE_KEY": str(tmp_path)}) == {}
+
+
+def test_what_opens_the_way_to_a_url_counts_whatever_the_variable_is_called() -> None:
+    found = secret_values(
+        {
+            "DATABASE_URL": "postgres://app:p%40ssw0rd-of-mine@db:5432/runs",
+            "GIT_REMOTE": "https://ghp_0123456789@git.example.org/repo",
+            "BROKER": "amqp://guest:short@mq",
+            "STORE": "Endpoint=https://s.example.org;AccountKey=0123456789abcdef==;Protocol=https",
+            "SIGNED": "https://s.example.org/blob?sp=r&sig=abcdefgh%2Fijkl",
+            "PLAIN": "https://example.org/a-long-path?page=12345678",
+            "PAGES": "pagesize_key=12345678",
+        }
+    )
+    assert {
+        *("p%40ssw0rd-of-mine", "p@ssw0rd-of-mine", "ghp_0123456789", "guest:short@"),
+        *("0123456789abcdef==", "abcdefgh%2Fijkl", "abcdefgh/ijkl"),
+    } <= found.keys()
+    assert set(found.values()) == {"DATABASE_URL", "GIT_REMOTE", "BROKER", "STORE", "SIGNED"}
+
+
+@pytest.mark.parametrize("secret", ["0123456789", 'sk-/quoted+"and\\back=', "pässwört 🙂 12"])
+@pytest.mark.parametrize("before", ["", "a", "ab", "abc"])
+@pytest.mark.parametrize("after", ["", "z", "zz"])
+def test_a_secret_is_known_in_whatever_is_made_of_the_text_around_it(
+    secret: str, before: str, after: str
+) -> None:
+    whole = before + secret + after
+    raw = whole.encode()
+    written = {
+        "plain": whole,
+        "JSON": json.dumps(whole),
+        "JSON, not ASCII": json.dumps(whole, ensure_ascii=False),
+        "URL": quote(whole, safe=""),
+        "URL, lower case": re.sub("%..", lambda found: found[0].lower(), quote(whole, safe="")),
+        "path": quote(whole),
+        "form": quote_plus(whole),
+        "base64": base64.b64encode(raw).decode(),
+        "base64 of URLs": base64.urlsafe_b64encode(raw).decode(),
+        "hexadecimal": raw.hex(),
+    }
+    known = forms(secret)
+    assert [how for how, text in written.items() if not any(f in text for f in known)] == []
+    assert min(map(len, known)) >= len(secret), "so little would hide ordinary text"
+
+
+def test_names_in_a_spec_are_found_wherever_they_stand() -> None:
+    section = {"a": "$ONE", "b": [{"c": "$TWO_2"}, "x $THREE"], "d": 1, "e": "$four"}
+    assert list(referenced(section)) == ["ONE", "TWO_2"]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from services.common.secret_values import secret_values
+from services.common.secret_values import forms, secret_values
 
 
 class Status(StrEnum):
@@ -95,5 +95,6 @@ def hide(text: str, environ: Mapping[str, str], also: tuple[str, ...] = ()) -> s
     """`text` without the values of variables that hold secrets, and of those in `also`: vendors
     repeat what they got."""
     for value, name in secret_values(environ, also).items():
-        text = text.replace(value, f"[{name}]")
+        for form in sorted(forms(value), key=len, reverse=True):
+            text = text.replace(form, f"[{name}]")
     return text

@@ -1,11 +1,11 @@
 """Which secrets the machines of a service get, by name; their values never come here."""
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
 from services.common.arguments import TOKEN_VARIABLE
+from services.common.secret_values import referenced
 from services.common.tls import TLS_VARIABLE
 from services.launcher.config import LauncherConfig
 from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT
@@ -20,21 +20,20 @@ STORES = (
     *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
     "FLOTILLA_REMOTE_OPTIONS",
 )
-_HUB = "HF_TOKEN"
+HUB = "HF_TOKEN"
 # Who has use for what is known by name, wherever it runs.
 OWNERS: Mapping[str, tuple[str, ...]] = {
     _FLEET_DEFAULT: (GATEWAY,),
     _WANDB: (LEARNER,),
     **dict.fromkeys(STORES, (LEARNER,)),
-    _HUB: (LEARNER, ROLLOUT),
+    HUB: (LEARNER, ROLLOUT),
 }
-_VARIABLE = re.compile(r"\$([A-Z][A-Z0-9_]*)")
 
 
 def of_service(spec: Mapping[str, Any], config: LauncherConfig, service: str) -> tuple[str, ...]:
     """The names in order: the identity, what the service's section names, what the spec adds."""
     section: Mapping[str, Any] = spec.get(service, {})
-    named = [*_variables(section)]
+    named = [*referenced(section)]
     if service == GATEWAY:
         named += _of_backends(section)
     if service == LEARNER and "wandb" in section.get("tracking", {}).get("backends", []):
@@ -48,7 +47,7 @@ def if_set(spec: Mapping[str, Any], service: str) -> tuple[str, ...]:
     checkpoint: Mapping[str, Any] = spec.get(LEARNER, {}).get("checkpoint") or {}
     named = (*STORES,) if checkpoint.get("remote") else ()
     if _is_at_hub(spec):
-        named = (*named, _HUB)
+        named = (*named, HUB)
     return tuple(name for name in named if service in OWNERS[name])
 
 
@@ -60,20 +59,6 @@ def _is_at_hub(spec: Mapping[str, Any]) -> bool:
     parts = PurePath(model).parts
     a_path = model.startswith(("/", ".", "~")) or model in made
     return 0 < len(parts) <= 2 and not a_path
-
-
-def _variables(value: Any) -> Iterator[str]:
-    """`$NAME` as a whole string, wherever it stands."""
-    if isinstance(value, str):
-        found = _VARIABLE.fullmatch(value)
-        if found is not None:
-            yield found[1]
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _variables(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _variables(item)
 
 
 def _of_backends(section: Mapping[str, Any]) -> list[str]:
