@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from services.common.errors import ConfigError
 from services.common.listen import split
 from services.common.main import RegistryContract, Runtime, entry
-from services.common.shared_memory import shared_name
+from services.common.shared_memory import private_folder, shared_name
 from services.common.spec import PolicyConfig
 from services.learner.config import LearnerConfig
 from services.learner.nodes.machine import machine_of
@@ -31,12 +31,17 @@ def _load() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
     from services.learner.vendors import Vendors
 
     async def run(runtime: Runtime[LearnerConfig]) -> None:
+        with private_folder(f"{_name(runtime)}-learner") as memory:
+            await run_in(memory, runtime)
+
+    async def run_in(memory: Path, runtime: Runtime[LearnerConfig]) -> None:
         logs = runtime.run_dir / "logs"
         policy = runtime.shared.policy
         check_model_files(policy, runtime.run_dir)
         tokenizer = tokenizer_digests_of(policy)
         roll = _roll(runtime)
-        ranks = _ranks(runtime, _meeting(runtime, roll) if roll is not None else None)
+        meeting = _meeting(runtime, roll) if roll is not None else None
+        ranks = _ranks(runtime, memory, meeting)
         weights = WeightServer(logs / "learner-weights.log")
         tracking = runtime.config.tracking
         tracker = trackers_of(tracking, runtime.run_id, runtime.run_dir, runtime.spec)
@@ -58,12 +63,18 @@ def _load() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
     return run
 
 
-def _ranks(runtime: Runtime[LearnerConfig], meeting: "Meeting | None") -> "LocalRanks":
+def _name(runtime: Runtime[LearnerConfig]) -> str:
+    return shared_name(runtime.run_id, runtime.run_dir)
+
+
+def _ranks(
+    runtime: Runtime[LearnerConfig], memory: Path, meeting: "Meeting | None"
+) -> "LocalRanks":
     from services.learner.adapters.ranks_local import LocalRanks
 
-    name = shared_name(runtime.run_id, runtime.run_dir)
     log = runtime.run_dir / "logs" / "learner-rank-0.log"
-    return LocalRanks(name, runtime.shared.policy, runtime.config, log, meeting=meeting)
+    policy = runtime.shared.policy
+    return LocalRanks(_name(runtime), policy, runtime.config, log, memory, meeting)
 
 
 def _roll(runtime: Runtime[LearnerConfig]) -> "Roll | None":

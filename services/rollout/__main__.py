@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from services.common.errors import ConfigError
 from services.common.main import RegistryContract, Runtime, entry
 from services.common.membership import Status
-from services.common.shared_memory import SHARED_MEMORY, shared_name
+from services.common.shared_memory import private_folder, shared_name
 from services.rollout.config import RolloutConfig
 
 if TYPE_CHECKING:
@@ -78,9 +78,11 @@ async def serve(runtime: Runtime[RolloutConfig]) -> None:
         with runtime.loading():
             model = await asyncio.to_thread(_read_model, runtime)
             engine = await _start_engine(runtime, model)
+        name = f"{shared_name(runtime.run_id, runtime.run_dir)}-{runtime.worker_id}"
+        memory = stack.enter_context(private_folder(name))
         stack.push_async_callback(engine.close)
         # Peers may never come; a drain must not wait for them.
-        parts = await unless(runtime.drain, _connect(runtime, model, engine))
+        parts = await unless(runtime.drain, _connect(runtime, model, engine, memory))
         if parts is None:
             return
         stack.push_async_callback(parts.environment.all_closed)
@@ -104,7 +106,9 @@ async def serve(runtime: Runtime[RolloutConfig]) -> None:
                 raise _engine_dead(error) from error
 
 
-async def _connect(runtime: Runtime[RolloutConfig], model: "_Model", engine: "Engine") -> "_Parts":
+async def _connect(
+    runtime: Runtime[RolloutConfig], model: "_Model", engine: "Engine", memory: Path
+) -> "_Parts":
     from services.common import rpc
     from services.rollout.adapters.env_gateway import GatewayEnvironment
     from services.rollout.adapters.learner import GroupClient, PolicyClient, RunEpoch
@@ -124,11 +128,9 @@ async def _connect(runtime: Runtime[RolloutConfig], model: "_Model", engine: "En
     runner = AttemptRunner(
         engine, environment, model.tokenizer, model.prompts, config.limits, watchdog=watchdog
     )
-    name = shared_name(runtime.run_id, runtime.run_dir)
-    staged = SHARED_MEMORY / f"{name}-{runtime.worker_id}.safetensors"
     weights = partial(rpc.channel, token=runtime.token, tls=runtime.tls, peer="learner")
     feed = PolicyClient(learner, identity, epoch, weights=weights)
-    follower = PolicyFollower(feed, engine, staged, watchdog)
+    follower = PolicyFollower(feed, engine, memory / "staged.safetensors", watchdog)
     groups = GroupClient(learner, identity, epoch)
     return _parts(runtime, engine, environment, groups, runner, follower)
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import time
@@ -232,7 +233,7 @@ class FaultRun:
     def clear_shared_memory(self) -> None:
         for run in self.runs.glob("faults-*"):
             for path in SHARED_MEMORY.glob(f"*{run.name}*"):
-                path.unlink(missing_ok=True)
+                shutil.rmtree(path)
 
     def check_shared_memory(self) -> None:
         for run in self.runs.glob("faults-*"):

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import sqlite3
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -131,7 +132,7 @@ async def clear(run: Rented) -> None:
         process.kill()
     await run.until(lambda: not processes(run.machines))
     for path in SHARED_MEMORY.glob(f"*{run.run_id}*"):
-        path.unlink(missing_ok=True)
+        shutil.rmtree(path)
 
 
 def processes(folder: Path) -> list[psutil.Process]:

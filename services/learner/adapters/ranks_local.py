@@ -8,7 +8,6 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from services.common.shared_memory import SHARED_MEMORY
 from services.common.spec import PolicyConfig
 from services.learner.adapters.meetings import Meeting, OnOneMachine
 from services.learner.adapters.rank_process import RankProcess, environment_of
@@ -27,7 +26,8 @@ _GRACE_SECONDS = 5.0
 class LocalRanks:
     """`learner.rank.processes` ranks here. All train; the first publishes and saves.
 
-    `name` begins the names of their files in shared memory. What the first prints goes to
+    `name` begins the names of their files in `shm_dir`, a folder in
+    shared memory. What the first prints goes to
     `log_path`, what rank k prints to `{stem}-{k}{suffix}` beside it. `meeting` knows of ranks on
     other machines; without one there are none.
     """
@@ -38,7 +38,7 @@ class LocalRanks:
         policy: PolicyConfig,
         config: LearnerConfig,
         log_path: Path,
-        shm_dir: Path = SHARED_MEMORY,
+        shm_dir: Path,
         meeting: Meeting | None = None,
     ) -> None:
         self._name = name

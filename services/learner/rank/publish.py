@@ -17,6 +17,8 @@ from services.learner.rank.wire import SLOTS, slot_paths
 _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _SAFETENSORS_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 _ALIGNMENT = 64
+# Never through a link, and never what another has made.
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _MULTIPLIER = 0x9E3779B97F4A7C15
 _LENGTH_FACTOR = 0xD6E8FEB86659FD93
@@ -176,8 +178,7 @@ def _create(path: Path, header: bytes, size: int) -> Tensor:
     """
     # Never the file of a predecessor, which a reader may have mapped.
     path.unlink(missing_ok=True)
-    with path.open("x+b") as file:
-        path.chmod(0o600)
+    with os.fdopen(os.open(path, _NEW, 0o600), "r+b") as file:
         try:
             os.posix_fallocate(file.fileno(), 0, size)
         except OSError as error:

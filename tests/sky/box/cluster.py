@@ -250,7 +250,7 @@ class Box:
         user = self._uid()
         for path in _SHARED_MEMORY.iterdir():
             if path.lstat().st_uid == user:
-                path.unlink()
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
         (self.layout.run / "munge.sock").unlink(missing_ok=True)
 
 

@@ -6,17 +6,20 @@ import shutil
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 
 _PREFIX = "flotilla-scratch-"
 
 
 @contextmanager
-def scratch() -> Generator[tuple[Path, int]]:
+def scratch(prefix: str = _PREFIX, parent: Path | None = None) -> Generator[tuple[Path, int]]:
     """The folder, and a descriptor that keeps it: a child that is handed it may work on in the
-    folder when this process has been killed."""
-    _sweep()
-    folder, keeper = _made()
+    folder when this process has been killed. It is its user's alone, in `parent`, the temporary
+    directory unless given, and what follows `prefix` in its name cannot be guessed."""
+    parent = parent or Path(tempfile.gettempdir())
+    _sweep(prefix, parent)
+    folder, keeper = _made(prefix, parent)
     try:
         yield folder, keeper
     finally:
@@ -24,9 +27,9 @@ def scratch() -> Generator[tuple[Path, int]]:
         os.close(keeper)
 
 
-def _made() -> tuple[Path, int]:
+def _made(prefix: str, parent: Path) -> tuple[Path, int]:
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         keeper = _opened(folder)
         if keeper is None:
             continue
@@ -49,9 +52,9 @@ def _opened(folder: Path) -> int | None:
     return None
 
 
-def _sweep() -> None:
+def _sweep(prefix: str, parent: Path) -> None:
     """Remove the folders of this user that nobody keeps."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+    for folder in parent.glob(f"{escape(prefix)}*"):
         keeper = _opened(folder)
         if keeper is None:
             continue

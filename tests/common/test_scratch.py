@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.scratch import scratch
+from services.common.scratch import scratch
 
 # Says its folder, and lives on in it; with a word, as the child that it has handed the folder to.
 KEEPER = """
 import subprocess, sys, time
-from services.launcher.scratch import scratch
+from services.common.scratch import scratch
 with scratch() as (folder, keeper):
     (folder / "file").write_text("")
     if sys.argv[1:]:
