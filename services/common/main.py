@@ -16,15 +16,17 @@ import grpc.aio
 import structlog
 
 from services.common import log, metrics, trace
-from services.common.arguments import Arguments, parse_arguments, read_token
+from services.common.arguments import TOKEN_VARIABLE, Arguments, parse_arguments, read_token
 from services.common.config import STANDARD_INPUT, Model, load_spec, parse
 from services.common.errors import ConfigError, ServiceError
 from services.common.lifecycle import Lifecycle
 from services.common.listen import advertised, check_dial, check_listen
 from services.common.membership import Identity, RegistryContract
 from services.common.peers import Peers
+from services.common.private_process import keep_private
 from services.common.rpc import channel
 from services.common.runtime import Runtime
+from services.common.secret_values import referenced, secret_values
 from services.common.spec import ServiceConfig, SharedConfig, parse_shared
 from services.common.tls import Tls, read_tls
 from services.common.watchdog import Watchdog
@@ -58,6 +60,7 @@ def entry(
     Exit codes: 0 done or drained, 2 the configuration is wrong, 3 failed for a reason that may
     pass (a peer that was away), 1 anything else.
     """
+    keep_private()
     arguments = parse_arguments(service, config_cls, doc, sys.argv[1:] if argv is None else argv)
     try:
         spec, shared, config = _read(service, config_cls, arguments)
@@ -68,6 +71,7 @@ def entry(
             print(config.model_dump_json())
             sys.exit(OK)
         surroundings = _surroundings(service, arguments, shared, registry)
+        _hide_named(spec.get(service, {}))
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(CONFIG)
@@ -138,6 +142,8 @@ def _surroundings(
     if arguments.registry and registry is None:
         raise ConfigError(f"{service} cannot use a registry: pass --peer NAME=HOST:PORT")
     token, tls = read_token(arguments.token_file), read_tls(arguments.tls_dir)
+    # What a library starts, such as an engine's processes, inherits all of the environment.
+    os.environ.pop(TOKEN_VARIABLE, None)
     run_id = arguments.run_id or f"{shared.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     if tls is not None:
         tls.check_is(service, run_id)
@@ -149,6 +155,13 @@ def _surroundings(
     contract = registry() if registry is not None and arguments.registry else None
     logger = log.get_logger(f"services.{service}")
     return _Surroundings(service, arguments, run_id, run_dir, token, tls, contract, logger)
+
+
+def _hide_named(section: object) -> None:
+    """A variable that the spec names is a secret, whatever it is called."""
+    named = tuple(referenced(section))
+    for value in secret_values(os.environ, also=named):
+        log.add_secret(value)
 
 
 def _check_addresses(arguments: Arguments, *, encrypted: bool) -> None:

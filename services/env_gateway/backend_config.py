@@ -1,5 +1,6 @@
 """Settings of each backend, `[env_gateway.backends.NAME]`. Imports no vendor."""
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -8,27 +9,40 @@ from pydantic import Field, model_validator
 from services.common.config import Model
 from services.common.parsing import Limits
 from services.common.ranges import Seconds
+from services.common.secret_values import referenced
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 BackendName = Literal["mcp", "embedded", "fleet", "openenv", "fleet_openenv"]
+
+
+def is_reference(value: str) -> bool:
+    """Whether a value stands for that of an environment variable, as `$NAME` does."""
+    return any(referenced(value))
 
 
 class ServerConfig(Model):
     """A server: one that runs at `url`, or a `command` to supervise.
 
-    A command is expected to print one JSON line {"url": ...} on stdout once it serves. An answer of
-    more than `max_answer_bytes`, or that holds more than `max_answer_values` values and keys, is
-    refused before anything is built of it: 100,000 values take the gateway some 20 ms, in which it
-    answers nobody.
+    A command is expected to print one JSON line {"url": ...} on stdout once it serves. Of the
+    gateway's environment it gets what any program needs, such as PATH, HOME, language, proxies and
+    certificates, and no secret; `env` adds to that. A value `$NAME` is that of the variable NAME.
+
+    An answer of more than `max_answer_bytes`, or that holds more than `max_answer_values` values
+    and keys, is refused before anything is built of it: 100,000 values take the gateway some 20 ms,
+    in which it answers nobody.
     """
 
     url: str | None = None
     command: tuple[str, ...] | None = None
     api_key_env: str | None = None
+    env: Mapping[str, str] = Field(default_factory=dict[str, str])
     start_timeout_s: Seconds = 60.0
     max_answer_bytes: Annotated[int, Field(ge=2**16, le=2**30)] = 16 * 2**20
     max_answer_values: Annotated[int, Field(ge=2**10, le=2**24)] = 2**18
 
     _schemes: tuple[str, ...] = ("http://", "https://")
+    _starts_processes: bool = False
 
     @model_validator(mode="after")
     def _one_source(self) -> "ServerConfig":
@@ -39,6 +53,17 @@ class ServerConfig(Model):
             raise ValueError(f"url {self.url!r} must start with {' or '.join(self._schemes)}")
         if self.command is not None and not self.command:
             raise ValueError("command is empty")
+        return self
+
+    @model_validator(mode="after")
+    def _env_of_a_command(self) -> "ServerConfig":
+        if self.env and self.command is None and not self._starts_processes:
+            raise ValueError("env is for the process of a command, and there is none")
+        for name, value in self.env.items():
+            if not _NAME.fullmatch(name):
+                raise ValueError(f"env.{name}: no name of a variable")
+            if value.startswith("$") and not is_reference(value):
+                raise ValueError(f"env.{name}: write {value!r} as $NAME, in capitals")
         return self
 
     @property
@@ -175,6 +200,8 @@ class FleetOpenEnvConfig(ServerConfig):
     api_key_env: str | None = "FLEET_API_KEY"
     path: str | None = None
     python: str | None = None
+
+    _starts_processes: bool = True
 
 
 class EmbeddedConfig(Model):

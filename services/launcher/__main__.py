@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import fcntl
-import os
 import signal
 import sys
 import time
@@ -18,6 +17,7 @@ from flotilla.launcher.v1 import registry_service_pb2_grpc, run_service_pb2_grpc
 from services.common import log, rpc
 from services.common.errors import ConfigError
 from services.common.listen import advertised, is_loopback, split
+from services.common.private_process import keep_private
 from services.launcher import address_file, identity
 from services.launcher.adapters.local import LocalBackend
 from services.launcher.adapters.messengers import notifying
@@ -193,5 +193,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    os.umask(0o077)
+    keep_private()
     sys.exit(main())

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from services.common.private_process import keep_private, refuse_core_dumps
 from services.launcher import cli_env, cli_remote, cli_tools
 from services.launcher.cli_remote import GRACE_S, OVERRIDES, RUNS, Detach, Grace, Runs
 
@@ -31,6 +32,9 @@ AcceptLoss = Annotated[
         " lost_with_disk, and go on from what is whole.",
     ),
 ]
+
+# What these make is no part of a run: whoever may read it is the user's choice.
+_FOR_OTHERS = ("export", "tiny", "emulator")
 
 app = typer.Typer(
     name="flotilla",
@@ -327,6 +331,10 @@ def _exit(code: int) -> None:
 
 def main() -> None:
     """Entry point of the `flotilla` command."""
+    if sys.argv[1:2] and sys.argv[1] in _FOR_OTHERS:
+        refuse_core_dumps()
+    else:
+        keep_private()
     try:
         app()
     except KeyboardInterrupt:

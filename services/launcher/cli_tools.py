@@ -2,6 +2,7 @@
 
 import typer
 
+from services.common.child_environment import child_environment
 from services.common.interpreter import python
 from services.launcher.cli_remote import OVERRIDES
 
@@ -20,7 +21,9 @@ def tiny(context: typer.Context) -> None:
     import subprocess
 
     command = python("-m", "tools.tiny_policy", *context.args)
-    raise typer.Exit(subprocess.run(command, check=False).returncode)
+    raise typer.Exit(
+        subprocess.run(command, check=False, env=child_environment(ours=True)).returncode
+    )
 
 
 def emulator(context: typer.Context) -> None:
@@ -33,4 +36,4 @@ def emulator(context: typer.Context) -> None:
 
     # In place of this process, so that signals and a parent's end reach the emulator itself.
     command = python("-m", "environments.fleet_emulator", *context.args)
-    os.execv(command[0], command)
+    os.execve(command[0], command, child_environment("FLOTILLA_ENV_TOKEN", ours=True))

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.launcher.config import LauncherConfig
+from services.launcher.inherited import inherited
 from services.launcher.plan import log_path, replica_command
 from services.launcher.ports import Launch, Registry
 from services.launcher.runs import Key, Run
-from services.launcher.withheld import withheld
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,5 +41,5 @@ def launch_of(
         registry=registry.address,
         spec_json=spec_json,
         config=config,
-        withheld=withheld(json.loads(spec_json), config, key[0]),
+        inherits=inherited(json.loads(spec_json), config, key[0]),
     )

@@ -40,7 +40,7 @@ class BackendUnreachable(Exception):
 class Launch:
     """One replica to start. `secrets` are for it alone and are written nowhere.
 
-    `command` is for this machine, and so are the variables `withheld` from it. A backend of other
+    `command` is for this machine, and so are the variables that it `inherits`. A backend of other
     machines makes its own of the rest.
     """
 
@@ -57,7 +57,7 @@ class Launch:
     registry: str = ""
     spec_json: str = ""
     config: LauncherConfig = field(default_factory=LauncherConfig)
-    withheld: frozenset[str] = frozenset()
+    inherits: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

@@ -1,12 +1,11 @@
 """Asks every service whether its part of a spec is right, before anything is started."""
 
 import asyncio
-import os
 from contextlib import suppress
 
+from services.common.child_environment import child_environment
 from services.launcher.plan import BadSpecError, Plan, check_command
 from services.launcher.runs import SERVICES
-from services.launcher.withheld import withheld
 
 _TIMEOUT_S = 120.0
 
@@ -21,13 +20,12 @@ async def check(plan: Plan) -> None:
 
 async def _check(plan: Plan, service: str) -> str:
     """What one service has to say against the spec; empty when nothing."""
-    hidden = withheld(plan.spec, plan.config, service)
     process = await asyncio.create_subprocess_exec(
         *check_command(plan.config.modules, service),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
-        env={name: value for name, value in os.environ.items() if name not in hidden},
+        env=child_environment(ours=True),
         start_new_session=True,
     )
     try:

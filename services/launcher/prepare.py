@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from services.common.child_environment import child_environment
 from services.common.config import Model, parse
 from services.common.errors import ConfigError
 from services.common.log import redact
 from services.launcher.adapters.local import MARK
+from services.launcher.inherited import inherited_by_all
 from services.launcher.ports import Intent, RefusedError
-from services.launcher.sky import secret_names
-from services.launcher.withheld import launchers_own
 
 # The part of a run that prepares, in the mark of its processes and as the name of its log.
 NAME = "prepare"
@@ -73,10 +73,12 @@ def parse_all(spec: Mapping[str, Any]) -> list[Prepare]:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Of a command: where its output goes, what it inherits, and how long it may take."""
+    """Of a command: where its output goes, how it is marked, which variables it inherits besides
+    what any process of ours does, and how long it may take."""
 
     write: Callable[[str], object] = lambda text: None
-    environ: Mapping[str, str] | None = None
+    mark: str | None = None
+    inherits: tuple[str, ...] = ()
     descriptors: tuple[int, ...] = ()
     limit_s: float | None = None
 
@@ -87,13 +89,14 @@ async def make(prepare: Prepare, around: Surroundings) -> None:
     program, *rest = prepare.command
     program = sys.executable if program == "python" else program
     shown = redact(" ".join(prepare.command))
+    mark = {MARK: around.mark} if around.mark else {}
     try:
         process = await asyncio.create_subprocess_exec(
             *(program, *rest),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env=around.environ,
+            env={**child_environment(*around.inherits, ours=True), **mark},
             pass_fds=around.descriptors,
             start_new_session=True,
         )
@@ -177,15 +180,10 @@ async def _make_logged(prepare: Prepare, intent: Intent, lock: int) -> None:
             file.flush()
 
         write(f"$ {redact(shlex.join(prepare.command))}\n")
-        await make(prepare, Surroundings(write, _environ(intent), (lock,), LIMIT_S))
-
-
-def _environ(intent: Intent) -> dict[str, str]:
-    """The launcher's own without what is its alone; marked, so that it is found and ended when the
-    run has ended without it."""
-    hidden = {*secret_names.IDENTITY, *launchers_own(intent.config)}
-    environ = {name: value for name, value in os.environ.items() if name not in hidden}
-    return environ | {MARK: f"{intent.run_dir.parent.resolve()}:{intent.run.run_id}/{NAME}"}
+        # By its mark it is found and ended when the run has ended without it.
+        mark = f"{intent.run_dir.parent.resolve()}:{intent.run.run_id}/{NAME}"
+        inherits = inherited_by_all(json.loads(intent.spec_json), intent.config)
+        await make(prepare, Surroundings(write, mark, inherits, (lock,), LIMIT_S))
 
 
 @asynccontextmanager

@@ -47,11 +47,12 @@ def _encrypted(fernet: Fernet, value: str) -> str:
     return fernet.encrypt(value.encode()).decode()
 
 
-def unseal(environ: MutableMapping[str, str], key_file: Path | None) -> None:
-    """Open in place what came sealed. Raises ConfigError if the key is not that of the run."""
+def unseal(environ: MutableMapping[str, str], key_file: Path | None) -> tuple[str, ...]:
+    """Open in place what came sealed; return the names. Raises ConfigError if the key is not that
+    of the run."""
     sealed = {name: value for name, value in environ.items() if value.startswith(_MARK)}
     if not sealed:
-        return
+        return ()
     names = ", ".join(sealed)
     if key_file is None:
         raise ConfigError(f"{names} came sealed: pass --seal-key")
@@ -66,3 +67,4 @@ def unseal(environ: MutableMapping[str, str], key_file: Path | None) -> None:
     except (InvalidToken, ValueError) as error:
         raise ConfigError(f"{names} came sealed by another key than {key_file}") from error
     environ.update({name: value.decode() for name, value in opened.items()})
+    return tuple(opened)

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from services.common import log
+from services.common.private_process import keep_private
 from services.learner.checkpoints.durable import sha256_of, sync_path
 from services.learner.checkpoints.manifest import MANIFEST
 from services.learner.checkpoints.remote_mend import Restored, cut_metrics, note_loss
@@ -135,4 +136,5 @@ def _epoch(db: sqlite3.Connection) -> int:
 
 
 if __name__ == "__main__":
+    keep_private()
     sys.exit(main())

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from services.common.errors import ConfigError
+from services.common.private_process import refuse_core_dumps
 from services.common.spec import parse_shared
 from services.learner.adapters.model_folder import assets_of
 from services.learner.checkpoints.export import ExportError, export
@@ -80,4 +81,5 @@ def _steps(journal: Path) -> dict[int, str]:
 
 
 if __name__ == "__main__":
+    refuse_core_dumps()
     sys.exit(main())

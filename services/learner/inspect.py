@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from services.common.private_process import keep_private
 from services.learner.journal.connection import JournalError
 from services.learner.journal.curriculum import left_out
 from services.learner.journal.store import reading
@@ -203,4 +204,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    keep_private()
     sys.exit(main())

@@ -13,6 +13,7 @@ from pathlib import Path
 from services.common import log
 from services.common.config import load_spec, parse
 from services.common.errors import ConfigError
+from services.common.private_process import keep_private
 from services.common.spec import parse_shared
 from services.learner.adapters.remote_fsspec import open_store
 from services.learner.checkpoints.remote_mend import Restored
@@ -62,4 +63,5 @@ def _restore(url: str, path: Path, runs: Path, overrides: Sequence[str]) -> Rest
 
 
 if __name__ == "__main__":
+    keep_private()
     sys.exit(main())

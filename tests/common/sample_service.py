@@ -20,7 +20,12 @@ class SampleConfig(Model):
 
 async def run(runtime: Runtime[SampleConfig]) -> None:
     if runtime.config.mode == "fail":
-        raise ValueError(f"broken {os.environ['FLOTILLA_TOKEN']}")
+        raise ValueError(f"broken {runtime.token}")
+    if runtime.config.mode == "crash":
+        (runtime.run_dir / "journal").touch()
+        (runtime.run_dir / "environment").write_text(repr(dict(os.environ)))
+        os.chdir(runtime.run_dir)
+        os.abort()
     if runtime.config.mode == "away":
         raise ConnectionError("the peer is away")
     if runtime.config.mode == "clings":

@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import pytest_asyncio
@@ -146,8 +147,11 @@ def answer(capsys: pytest.CaptureFixture[str], tmp_path: Path, *arguments: str) 
     """Exit code and output of a command line that ends before the service starts."""
     (tmp_path / "spec.toml").write_text(SPEC)
     given = ["--config", str(tmp_path / "spec.toml"), "--run-dir", str(tmp_path), *arguments]
-    with pytest.raises(SystemExit) as exit_:
+    # That is for the life of a process, and this one is the tests'.
+    kept = mock.patch("services.common.main.keep_private")
+    with kept as called, pytest.raises(SystemExit) as exit_:
         entry("rollout", SampleConfig, lambda: run, doc="A sample.", argv=given)
+    called.assert_called_once_with()
     captured = capsys.readouterr()
     return exit_.value.code, captured.out + captured.err
 

@@ -16,8 +16,8 @@ import pytest
 
 from environments.oracle import plan
 from environments.tasks import make_task
+from services.common.scratch import scratch
 from services.launcher.adapters.gateway_process import GatewayError, gateway
-from services.launcher.scratch import scratch
 
 ROOT = Path(__file__).parents[2]
 SPEC = ROOT / "deploy/runs/local.toml"

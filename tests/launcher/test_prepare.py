@@ -153,7 +153,7 @@ async def test_a_command_has_the_keys_that_it_may_need_and_none_of_the_launchers
         monkeypatch.setenv(name, "of the launcher alone")
     made = tmp_path / "made"
     program = f"import json, os; json.dump(dict(os.environ), open({str(made)!r}, 'w'))"
-    launcher = {"notify": {"webhook_env": "MY_HOOK"}}
+    launcher = {"notify": {"webhook_env": "MY_HOOK"}, "sky": {"secrets": ["FLEET_API_KEY"]}}
     async with serving(tmp_path) as served:
         run_id = await served.start(spec(prepare=[table(made, program)], launcher=launcher))
         await served.until(run_id, lambda _: made.exists())

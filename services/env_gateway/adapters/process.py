@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from services.common.arguments import TOKEN_VARIABLE
+from services.common.child_environment import child_environment
 from services.common.interpreter import tied
-from services.common.log import get_logger
+from services.common.log import get_logger, redact
 from services.env_gateway.ports import BackendError
 from services.env_gateway.retry import Backoff
 
@@ -64,7 +64,7 @@ class SupervisedProcess:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._command = command
-        self._environment = {**inherited_environment(), **(environment or {})}
+        self._environment = environment or {}
         self._start_timeout_s = start_timeout_s
         self._url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._process: asyncio.subprocess.Process | None = None
@@ -160,10 +160,20 @@ class LastWords:
 
     async def _read(self) -> None:
         assert self._process.stderr is not None
+        begun = b""
         while piece := await self._process.stderr.read(_LINE_BYTES):
-            sys.stderr.write(piece.decode("utf-8", "replace"))
-            sys.stderr.flush()
-            self._kept = (self._kept + piece)[-_WORDS_BYTES:]
+            # By lines: the end of a piece could leave half of a secret.
+            lines, newline, begun = (begun + piece).rpartition(b"\n")
+            if len(begun) > _LINE_BYTES:
+                lines, newline, begun = lines + newline + begun, b"", b""
+            self._tell(lines + newline)
+        self._tell(begun)
+
+    def _tell(self, said: bytes) -> None:
+        clean = redact(said.decode("utf-8", "replace"))
+        sys.stderr.write(clean)
+        sys.stderr.flush()
+        self._kept = (self._kept + clean.encode())[-_WORDS_BYTES:]
 
 
 def shown(command: Sequence[str]) -> str:
@@ -174,8 +184,9 @@ def shown(command: Sequence[str]) -> str:
 async def spawn(
     command: Sequence[str], environment: Mapping[str, str], *, limit: int = _LINE_BYTES
 ) -> asyncio.subprocess.Process:
-    """Start a command that speaks by lines of at most `limit` bytes and cannot outlive us. Its
-    standard error is a pipe: somebody has to read it, as LastWords does. Raises OSError.
+    """Start a command that speaks by lines of at most `limit` bytes and cannot outlive us. Beyond
+    what any child gets it has `environment`. Its standard error is a pipe: somebody has to read it,
+    as LastWords does. Raises OSError.
     """
     return await asyncio.create_subprocess_exec(
         *tied(signal.SIGKILL, *command),
@@ -184,13 +195,8 @@ async def spawn(
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
         limit=limit,
-        env=environment,
+        env={**child_environment(), **environment},
     )
-
-
-def inherited_environment() -> dict[str, str]:
-    """Ours, but for the run's own token, which is not for a server of anybody's."""
-    return {k: v for k, v in os.environ.items() if k != TOKEN_VARIABLE}
 
 
 async def _announced(process: asyncio.subprocess.Process) -> str:

@@ -4,8 +4,9 @@ import os
 import secrets
 
 from services.common.errors import ConfigError
+from services.common.log import add_secret
 from services.env_gateway.adapters.process import Address, FixedAddress, SupervisedProcess
-from services.env_gateway.backend_config import ServerConfig
+from services.env_gateway.backend_config import ServerConfig, is_reference
 
 # What a supervised environment server asks for; see environments/serve.py.
 _TOKEN_VARIABLE = "FLOTILLA_ENV_TOKEN"
@@ -24,9 +25,27 @@ def connect(config: ServerConfig, *, where: str) -> tuple[Address, dict[str, str
     address = SupervisedProcess(
         config.command,
         start_timeout_s=config.start_timeout_s,
-        environment={_TOKEN_VARIABLE: key},
+        environment={**own_environment(config, where=where), _TOKEN_VARIABLE: key},
     )
     return address, _bearer(key)
+
+
+def own_environment(config: ServerConfig, *, where: str) -> dict[str, str]:
+    """What the settings give to the processes that they start. Raises ConfigError for a `$NAME`
+    that is not set."""
+    found: dict[str, str] = {}
+    for name, value in config.env.items():
+        if is_reference(value):
+            given = os.environ.get(value[1:])
+            if given is None:
+                raise ConfigError(
+                    f"{where}.env.{name} is {value}, which is not set in the environment; export"
+                    " it, or take it out"
+                )
+            add_secret(given)
+            value = given
+        found[name] = value
+    return found
 
 
 def _api_key(config: ServerConfig, *, where: str) -> str | None:
@@ -34,6 +53,7 @@ def _api_key(config: ServerConfig, *, where: str) -> str | None:
     if not name:
         return None
     key = os.environ.get(name)
+    add_secret(key or "")
     # A server of ours is given a key of ours.
     if not key and config.command is None:
         raise ConfigError(

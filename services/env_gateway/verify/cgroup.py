@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from services.common.child_environment import child_environment
 from services.common.log import get_logger
 
 _LOG = get_logger(__name__)
@@ -72,7 +73,13 @@ class ControlGroups:
             return False
         command = within(group, ("true",))
         try:
-            done = subprocess.run(command, capture_output=True, timeout=_PROBE_S, check=False)
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                timeout=_PROBE_S,
+                check=False,
+                env=child_environment(),
+            )
         except (OSError, subprocess.TimeoutExpired):
             return False
         finally:

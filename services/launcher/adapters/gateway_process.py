@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import secrets
 import signal
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -10,8 +9,9 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from services.common.arguments import TOKEN_VARIABLE
+from services.common.child_environment import child_environment
 from services.common.interpreter import python, tied
-from services.launcher.scratch import scratch
+from services.common.scratch import scratch
 
 _START_S = 60.0
 # Draining, and closing what is open.
@@ -29,10 +29,13 @@ async def gateway(
     said: Callable[[str], None],
     *,
     command: Sequence[str] = python("-m", "services.env_gateway"),
-    environ: Mapping[str, str] = os.environ,
+    environ: Mapping[str, str] | None = None,
+    inherits: Sequence[str] = (),
 ) -> AsyncGenerator[tuple[str, str]]:
-    """Its address and token. `said` gets each line that it logs. Raises GatewayError."""
+    """Its address and token. `said` gets each line that it logs. Of `environ`, our own unless
+    given, it `inherits` these besides what any process of ours does. Raises GatewayError."""
     token = secrets.token_urlsafe(32)
+    environment = child_environment(*inherits, ours=True, environ=environ)
     with scratch() as (folder, keeper):
         process = await asyncio.create_subprocess_exec(
             # Killed, we have it drain and close its episode.
@@ -45,7 +48,7 @@ async def gateway(
             pass_fds=(keeper,),
             # Ctrl-C is for this process, which closes the episode before it ends the gateway.
             start_new_session=True,
-            env={**environ, TOKEN_VARIABLE: token},
+            env={**environment, TOKEN_VARIABLE: token},
         )
         assert process.stderr is not None
         reading: asyncio.Task[None] | None = None

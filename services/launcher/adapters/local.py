@@ -15,7 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from services.common.shared_memory import SHARED_MEMORY, shared_name
+from services.common.child_environment import child_environment
+from services.common.shared_memory import remove_folders, shared_name
 from services.launcher.adapters.gpu_slots import GpuSlots, gpus_of, visible_gpus
 from services.launcher.adapters.token_pipe import handed_over
 from services.launcher.logs import last_lines
@@ -53,8 +54,7 @@ class LocalBackend:
     async def start(self, launch: Launch) -> Unit:
         # New for each start: ending what is left of one start must not hit the next.
         name = f"{launch.name}#{secrets.token_hex(4)}"
-        environment = {k: v for k, v in os.environ.items() if k not in launch.withheld}
-        environment |= {MARK: f"{self._owner}:{name}", **self._gpus.take(name, launch.gpus)}
+        own = {MARK: f"{self._owner}:{name}", **self._gpus.take(name, launch.gpus)}
         launch.log.parent.mkdir(parents=True, exist_ok=True)
         try:
             with launch.log.open("ab") as log, handed_over(launch.secrets) as handed:
@@ -64,7 +64,7 @@ class LocalBackend:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=asyncio.subprocess.STDOUT,
-                    env=environment,
+                    env={**child_environment(*launch.inherits, ours=True), **own},
                     start_new_session=True,
                 )
         except OSError as error:
@@ -168,8 +168,9 @@ class LocalBackend:
 
     def _left_of(self, run_id: str) -> list[str]:
         """Names of what is left of a run once its shared memory was removed."""
-        _remove_shared_memory(self._runs / run_id)
-        return sorted(name for name in self._marked() if name.startswith(f"{run_id}/"))
+        memory = remove_folders(shared_name(run_id, self._runs / run_id))
+        names = (name for name in self._marked() if name.startswith(f"{run_id}/"))
+        return sorted([*names, *map(str, memory)])
 
     async def _sweep(self, unit: Unit) -> None:
         """SIGKILL whatever a replica started and did not end, and wait until it is gone."""
@@ -204,11 +205,6 @@ class LocalBackend:
 def _run_of(name: str) -> str:
     """The run of a replica, by the replica's name."""
     return name.partition("/")[0]
-
-
-def _remove_shared_memory(run_dir: Path) -> None:
-    for left in SHARED_MEMORY.glob(f"{shared_name(run_dir.name, run_dir)}-*"):
-        left.unlink(missing_ok=True)
 
 
 def _wait_gone(unit: Unit, limit_s: float) -> None:

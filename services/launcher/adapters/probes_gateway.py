@@ -14,6 +14,7 @@ from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
 from services.common import rpc
 from services.common.interpreter import python
+from services.common.scratch import scratch
 from services.launcher.adapters.gateway_process import GatewayError, gateway
 from services.launcher.adapters.trial import (
     NotOpenedError,
@@ -30,8 +31,8 @@ from services.launcher.doctor.ports import used_backends
 from services.launcher.doctor.prompts import UncountedError, prompts
 from services.launcher.doctor.results import Finding, Status, fail, first_line, ok, warn
 from services.launcher.doctor.subject import Subject
+from services.launcher.inherited import inherited
 from services.launcher.runs import GATEWAY
-from services.launcher.scratch import scratch
 
 _CALL_S = 30.0
 # Beyond the time that one run of a verifier may take.
@@ -92,7 +93,10 @@ async def _played(
         spec.write_text(subject.plan.text)
         try:
             async with gateway(
-                spec, (), lines.append, command=command, environ=subject.environ
+                *(spec, (), lines.append),
+                command=command,
+                environ=subject.environ,
+                inherits=inherited(subject.plan.spec, subject.plan.config, GATEWAY),
             ) as (address, token):
                 return await _all(address, token, subject.section(GATEWAY), due, opened)
         except GatewayError as error:

@@ -19,7 +19,7 @@ from rich.console import Console
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
 from services.common import rpc
-from services.common.config import load_spec
+from services.common.config import load_spec, parse
 from services.common.errors import ConfigError
 from services.launcher.adapters.gateway_process import GatewayError, gateway
 from services.launcher.adapters.trial import (
@@ -31,8 +31,11 @@ from services.launcher.adapters.trial import (
     opening,
     state_name,
 )
+from services.launcher.config import LauncherConfig
 from services.launcher.console.commands import fail
 from services.launcher.doctor.dataset import env_key_of
+from services.launcher.inherited import inherited
+from services.launcher.runs import GATEWAY
 
 _OK, _FAILED = 0, 1
 _OPEN_S = 180.0
@@ -87,10 +90,13 @@ def load_task(path: Path, key: str | None) -> dict[str, Any]:
 async def _try(
     spec: Path, task: dict[str, Any], answer: str | None, overrides: Sequence[str], console: Console
 ) -> int:
-    section = load_spec(spec, overrides).get("env_gateway", {})
+    given = load_spec(spec, overrides)
+    section = given.get(GATEWAY, {})
+    config = parse(LauncherConfig, given.get("launcher", {}), where=str(spec), section="launcher")
+    inherits = inherited(given, config, GATEWAY)
     console.print("starting a gateway", style="dim")
     async with (
-        gateway(spec, overrides, _show_warning) as (address, token),
+        gateway(spec, overrides, _show_warning, inherits=inherits) as (address, token),
         rpc.channel(address, token=token) as channel,
     ):
         stub: Any = EpisodeServiceStub(channel)

@@ -3,6 +3,7 @@
 import subprocess
 from pathlib import Path
 
+from services.common.child_environment import child_environment
 from services.common.interpreter import python
 from services.launcher.console.commands import NoRunError, fail, run_dir_of
 
@@ -16,4 +17,4 @@ def export(run_id: str, step: int | None, out: Path, runs: Path) -> int:
     # Checkpoints are the learner's: its own program reads them, in a process of its own.
     command = [*python("-m", "services.learner.export"), str(run_dir), "--out", str(out)]
     command += [] if step is None else ["--step", str(step)]
-    return subprocess.run(command, check=False).returncode
+    return subprocess.run(command, check=False, env=child_environment(ours=True)).returncode

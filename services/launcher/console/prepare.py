@@ -5,7 +5,10 @@ from typing import Any
 
 from rich.console import Console
 
+from services.common.config import parse
+from services.launcher.config import LauncherConfig
 from services.launcher.console.interrupts import Interrupts
+from services.launcher.inherited import inherited_by_all
 from services.launcher.prepare import PrepareError, Surroundings, make, parse_all
 
 __all__ = ["PrepareError", "parse_all", "run_all"]
@@ -16,13 +19,15 @@ async def run_all(
 ) -> None:
     """Make what is missing and, with `refresh`, what is out of date. A run that goes on keeps what
     it began with. Raises PrepareError, InterruptedByUserError."""
+    config = parse(LauncherConfig, spec.get("launcher", {}), where="spec", section="launcher")
+    around = Surroundings(inherits=inherited_by_all(spec, config))
     for prepare in parse_all(spec):
         if prepare.done() and not (refresh and prepare.outdated()):
             continue
         message = prepare.message or f"Making {prepare.creates}"
         if console.is_terminal:
             with console.status(message):
-                await interrupts.unless(make(prepare, Surroundings()))
+                await interrupts.unless(make(prepare, around))
         else:
             console.print(message, soft_wrap=True)
-            await interrupts.unless(make(prepare, Surroundings()))
+            await interrupts.unless(make(prepare, around))

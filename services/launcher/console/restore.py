@@ -8,7 +8,9 @@ from typing import Any
 
 from rich.console import Console
 
+from services.common.child_environment import child_environment
 from services.common.interpreter import python
+from services.launcher.inherited import STORE
 
 
 class RestoreFailedError(Exception):
@@ -43,7 +45,8 @@ def _told_by(module: str, arguments: Sequence[str], console: Console) -> dict[st
     """Return what a program of the learner prints: store and journal are the learner's, so they are
     read in a process of its own."""
     command = [*python("-m", module), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    environ = child_environment(*STORE, ours=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
     told, _, error = done.stderr.rpartition("error: ") if done.returncode else (done.stderr, "", "")
     if told.strip():
         console.print(told.strip(), markup=False, highlight=False, soft_wrap=True)

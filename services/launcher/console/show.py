@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from services.common.child_environment import child_environment
 from services.common.interpreter import python
 from services.launcher.adapters.tokens import Decode, NoTokenizerError, decoder
 from services.launcher.console.commands import JOURNAL, NoRunError, fail, run_dir_of
@@ -81,7 +82,8 @@ def show_tasks(run_id: str, runs: Path) -> int:
 def _inspect(journal: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The journal is the learner's: its own program reads it, in a process of its own."""
     command = [*python("-m", "services.learner.inspect"), str(journal), *arguments]
-    return subprocess.run(command, capture_output=True, text=True)
+    environ = child_environment(ours=True)
+    return subprocess.run(command, capture_output=True, text=True, env=environ)
 
 
 def _decoder(run_dir: Path, policy: str | None) -> Decode:

@@ -10,22 +10,28 @@ from contextlib import suppress
 from typing import Any
 
 from services.common import interpreter
+from services.common.child_environment import child_environment
 from services.launcher.doctor.results import Finding, Status, fail, first_line
 
 _ADAPTERS = "services.launcher.adapters"
 
 
 async def output_of(
-    command: Sequence[str], given: bytes, environ: Mapping[str, str], handed: Sequence[int] = ()
+    command: Sequence[str],
+    given: bytes,
+    environ: Mapping[str, str],
+    handed: Sequence[int] = (),
+    also: Sequence[str] = (),
 ) -> tuple[int, str, str]:
-    """Exit code, output and errors of a command, which also gets the descriptors `handed` to it.
-    Cancelled, it ends all that the command is."""
+    """Exit code, output and errors of a command, which gets the descriptors `handed` to it and, of
+    `environ`, what any process of ours gets and what is named `also`. Cancelled, it ends all that
+    the command is."""
     process = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env=dict(environ),
+        env=child_environment(*also, ours=True, environ=environ),
         pass_fds=handed,
         start_new_session=True,
     )
@@ -40,11 +46,16 @@ async def output_of(
 
 
 async def ask(
-    python: str, module: str, question: Mapping[str, Any], environ: Mapping[str, str]
+    python: str,
+    module: str,
+    question: Mapping[str, Any],
+    environ: Mapping[str, str],
+    also: Sequence[str] = (),
 ) -> list[Finding]:
     """The findings of a probe's module in another process, by `answer`."""
     command = interpreter.python("-m", f"{_ADAPTERS}.{module}", executable=python)
-    code, output, errors = await output_of(command, json.dumps(question).encode(), environ)
+    given = json.dumps(question).encode()
+    code, output, errors = await output_of(command, given, environ, also=also)
     try:
         pairs = json.loads(output.strip().splitlines()[-1])
         return [Finding(Status(status), detail) for status, detail in pairs]

@@ -5,6 +5,7 @@ import sys
 from services.launcher.doctor.children import ask
 from services.launcher.doctor.results import Finding, NotApplicableError
 from services.launcher.doctor.subject import SERVICES, Subject
+from services.launcher.inherited import CLOUDS
 from services.launcher.sky.candidates import machines_of
 
 
@@ -17,4 +18,5 @@ async def clouds(subject: Subject) -> list[Finding]:
         for service in SERVICES
     }
     # SkyPilot lies in the launcher's own environment.
-    return await ask(sys.executable, "probes_sky", {"wanted": wanted}, subject.environ)
+    also = ("SKYPILOT_*", *CLOUDS)
+    return await ask(sys.executable, "probes_sky", {"wanted": wanted}, subject.environ, also)

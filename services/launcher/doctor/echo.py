@@ -11,6 +11,7 @@ import grpc.aio
 
 from services.common import rpc
 from services.common.arguments import TOKEN_VARIABLE
+from services.common.child_environment import child_environment
 from services.common.errors import ConfigError
 from services.common.interpreter import python
 from services.common.tls import TLS_VARIABLE, Tls, likely_cause
@@ -72,7 +73,7 @@ async def _served(subject: Subject, token: str, tls: Tls | None) -> AsyncGenerat
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env={**subject.environ, **secret},
+        env={**child_environment(ours=True, environ=subject.environ), **secret},
     )
     assert process.stdout is not None and process.stderr is not None
     try:

@@ -14,6 +14,7 @@ from services.launcher.doctor.results import (
     warn,
 )
 from services.launcher.doctor.subject import Subject
+from services.launcher.inherited import HUB
 from services.launcher.runs import LEARNER, ROLLOUT
 
 # The exit code of `probes_hub` when the hub answered that it has no such model for us.
@@ -45,7 +46,7 @@ async def policy_folder(subject: Subject) -> Path:
     question = json.dumps({"model": policy.model, "revision": policy.revision})
     # A download that hangs can be ended only in a process of its own.
     command = python("-m", "services.launcher.adapters.probes_hub")
-    code, output, errors = await output_of(command, question.encode(), subject.environ)
+    code, output, errors = await output_of(command, question.encode(), subject.environ, also=(HUB,))
     if code != 0:
         raise NoPolicyError(
             f"policy.model {policy.model!r} is neither a folder here ({Path.cwd()}) nor a model on"

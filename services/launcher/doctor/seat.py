@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from services.common import interpreter
-from services.common.arguments import TOKEN_VARIABLE
-from services.common.tls import TLS_VARIABLE
 from services.launcher.doctor.children import output_of
 from services.launcher.doctor.results import first_line
 
@@ -17,8 +15,6 @@ LIMIT_S = 75
 _MODULE = "services.launcher.adapters.probes_ring"
 _MOST_RANKS = 256
 _BY_HAND = "see whether it runs by hand, in an environment made anew by `make`"
-# Of no use to a rank, which a stranger may call.
-_WITHHELD = (TOKEN_VARIABLE, TLS_VARIABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +75,9 @@ async def sit(
     python: str, seat: Seat, environ: Mapping[str, str], listener: int | None = None
 ) -> Outcome:
     """Be a rank, in a process that ends with this call. Rank 0 has the `listener` to hand on."""
-    kept = {name: value for name, value in environ.items() if name not in _WITHHELD}
     handed: Sequence[int] = () if listener is None else (listener,)
     command = interpreter.python("-m", _MODULE, *map(str, handed), executable=python)
-    code, output, errors = await output_of(command, seat.to_bytes(), kept, handed)
+    code, output, errors = await output_of(command, seat.to_bytes(), environ, handed)
     try:
         # Vendors print as well.
         return outcome_from(output.strip().splitlines()[-1])

@@ -3,6 +3,7 @@
 from services.launcher.doctor.children import ask
 from services.launcher.doctor.results import Finding, NotApplicableError, fail, warn
 from services.launcher.doctor.subject import Subject
+from services.launcher.inherited import STORE
 from services.launcher.runs import LEARNER, RunMode
 from services.launcher.sky import candidates, offers
 
@@ -25,7 +26,7 @@ async def store(subject: Subject) -> list[Finding]:
             "elsewhere": subject.python is None,
         }
         python = subject.interpreter("fsspec")
-        found = await ask(python, "probes_store", question, subject.environ)
+        found = await ask(python, "probes_store", question, subject.environ, STORE)
         return [*found, *_only_here(subject, checkpoint["remote"])]
     config = subject.plan.config
     lost = offers.unkept(section, config)

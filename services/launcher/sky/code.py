@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.common.child_environment import child_environment
 from services.launcher.sky import belongings
 from services.launcher.sky.script import SPEC_FILE
 
@@ -118,7 +119,11 @@ def _export(root: Path, commit: str, folder: Path) -> None:
 def _git(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
-            ("git", "-C", str(root), *arguments), check=False, capture_output=True, text=True
+            ("git", "-C", str(root), *arguments),
+            check=False,
+            capture_output=True,
+            text=True,
+            env=child_environment(),
         )
     except OSError as error:
         raise CodeError(f"cannot run git: {error}; machines get the code of a commit") from error

@@ -11,16 +11,18 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from services.common import log, rpc
 from services.common.config import load_spec, parse
 from services.common.errors import ConfigError
+from services.common.private_process import keep_private
 from services.launcher.adapters.local import LocalBackend
 from services.launcher.adapters.unit_registry import Sender, UnitRegistry
 from services.launcher.config import LauncherConfig
+from services.launcher.inherited import inherited
 from services.launcher.ports import Launch
 from services.launcher.runs import EXIT_BAD_CONFIG, LEARNER, Policy
 from services.launcher.seal import unseal
@@ -49,6 +51,8 @@ class Wish:
     config: LauncherConfig
     # Of the run's uploads, if it has any.
     url: str | None
+    # Names of variables that the replica gets, besides what any process of ours does.
+    inherits: tuple[str, ...]
 
     @property
     def folder(self) -> Path:
@@ -62,7 +66,8 @@ def read_wish(arguments: Arguments) -> Wish:
     spec = load_spec(arguments.config)
     table, where = spec.get("launcher", {}), str(arguments.config)
     config = parse(LauncherConfig, table, where=where, section="launcher")
-    return Wish(arguments, config, _uploads(spec, arguments.run_id))
+    inherits = inherited(spec, config, arguments.here[0])
+    return Wish(arguments, config, _uploads(spec, arguments.run_id), inherits)
 
 
 def _uploads(spec: Mapping[str, Any], run_id: str) -> str | None:
@@ -109,6 +114,7 @@ async def _watcher(wish: Wish, secrets: Handover) -> AsyncGenerator[Watcher]:
             command=(*given.command, *secrets.arguments),
             secrets={},
             log=outbox.log,
+            inherits=wish.inherits,
         )
         parts = Parts(
             launch=launch,
@@ -152,7 +158,8 @@ async def _notices(wish: Wish, stack: AsyncExitStack) -> Notices:
 
 
 def _prepare(wish: Wish, log_path: Path, policy: Policy) -> Prepare:
-    folder = RunFolder(wish.arguments.run_dir, wish.url, wish.arguments.config, log_path)
+    given = wish.arguments
+    folder = RunFolder(given.run_dir, wish.url, given.config, log_path, wish.inherits)
 
     async def prepare(begun: bool) -> None:
         # Its further machines have no files of the run.
@@ -184,7 +191,9 @@ def main() -> int:
     service, replica = arguments.key
     try:
         wish = read_wish(arguments)
-        unseal(os.environ, arguments.seal_key)
+        handed = unseal(os.environ, arguments.seal_key)
+        # What came sealed is for this service, whatever it is for.
+        wish = replace(wish, inherits=(*wish.inherits, *handed))
         with handed_over() as secrets, guarded(lambda: _clean(wish, secrets)):
             log.setup(f"unit-{service}", arguments.run_id, replica=replica)
             log.get_logger(__name__).info("watching", command=shlex.join(arguments.command))
@@ -195,5 +204,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    os.umask(0o077)
+    keep_private()
     sys.exit(main())

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from services.common.child_environment import child_environment
 from services.common.interpreter import python
 from services.launcher.adopt import JOURNAL, what_is_gone
 from services.launcher.logs import last_lines
@@ -40,12 +41,14 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Where the folder is to be, and where its uploads are; `spec` says how to reach them."""
+    """Where the folder is to be, and where its uploads are; `spec` says how to reach
+    them, by what the program `inherits`."""
 
     run_dir: Path
     url: str | None
     spec: Path
     log: Path
+    inherits: tuple[str, ...] = ()
 
     async def ready(
         self,
@@ -99,6 +102,7 @@ class RunFolder:
                 stdout=log,
                 stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,
+                env=child_environment(*self.inherits, ours=True),
             )
         try:
             return await process.wait()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from services.common.child_environment import child_environment
 from services.common.interpreter import python
 from services.learner.rank import wire
 from services.learner.rank.calls import Answer, Calls, failed
@@ -14,6 +15,8 @@ from services.learner.rank.config import RankConfig
 
 _TAIL_BYTES = 4096
 _CLOSE_SECONDS = 10.0
+# A model of the hub is fetched by the ranks themselves.
+_HUB_TOKEN = "HF_TOKEN"
 
 
 def environment_of(config: RankConfig) -> dict[str, str]:
@@ -43,7 +46,7 @@ class RankProcess:
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=log,
-                env={**os.environ, **environment},
+                env={**child_environment(_HUB_TOKEN, ours=True), **environment},
                 # The terminal's Ctrl-C is for the service, which ends the rank in order.
                 start_new_session=True,
             )

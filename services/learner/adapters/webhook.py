@@ -26,7 +26,8 @@ def webhook_url(configured: str) -> str:
     """
     url = configured
     if configured.startswith("$"):
-        url = os.environ.get(configured[1:], "")
+        # Taken out: what a tracker starts inherits our environment.
+        url = os.environ.pop(configured[1:], "")
         if not url.startswith(("http://", "https://")):
             raise ConfigError(
                 f"learner.alarms.webhook: the environment variable {configured[1:]} holds no"

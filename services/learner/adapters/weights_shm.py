@@ -6,6 +6,7 @@ from asyncio.subprocess import PIPE, Process
 from pathlib import Path
 from typing import Any
 
+from services.common.child_environment import child_environment
 from services.common.interpreter import python
 from services.common.listen import advertised, joined, split
 from services.common.runtime import Runtime
@@ -58,6 +59,7 @@ class WeightServer:
                 stdout=PIPE,
                 stderr=log,
                 start_new_session=True,
+                env=child_environment(ours=True),
             )
         assert self._process.stdin is not None
         # Not by its environment: that is for other processes to read.

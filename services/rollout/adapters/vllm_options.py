@@ -8,7 +8,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from services.common.child_environment import child_environment
 from services.common.errors import ConfigError
+from services.common.secret_values import is_secret_name, secret_values
 from services.common.spec import PolicyConfig
 from services.rollout.config import EngineConfig
 
@@ -22,6 +24,8 @@ CPU_ENVIRONMENT = {
     # Keeps the model in the engine's process instead of starting a third one.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
+# A model of the hub may be gated.
+_HUB_TOKEN = "HF_TOKEN"
 CPU_KV_CACHE_BYTES = 1 << 28
 CPU_BLOCK_SIZE = 32
 
@@ -111,7 +115,15 @@ def refuse_foreign_torchvision(versions: Mapping[str, str]) -> None:
 
 
 def set_environment(config: EngineConfig, *, local: bool) -> None:
-    """What vLLM reads from the environment when it is imported; what is set already stays."""
+    """What vLLM reads from the environment when it is imported; what is set already stays.
+
+    Its processes inherit all of ours, so what they have no use for goes: keys of other services,
+    where this one was started by hand.
+    """
+    kept = child_environment(_HUB_TOKEN, ours=True)
+    for name in os.environ.keys() - kept.keys():
+        if is_secret_name(name) or secret_values({name: os.environ[name]}):
+            del os.environ[name]
     defaults = dict(ENVIRONMENT)
     if config.device == "cpu":
         defaults |= CPU_ENVIRONMENT

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
+from services.common.child_environment import child_environment
 from services.launcher.adapters.sky_backend import SkyBackend
+from services.launcher.inherited import LAUNCHERS_OWN, inherited, inherited_by_all
 from services.launcher.ports import BackendError
 from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT, SERVICES, Key
 from services.launcher.seal import KEY_FILE, unseal
 from services.launcher.sky import offers, secret_names, tasks
-from services.launcher.withheld import KNOWN, withheld
 from tests.launcher.sky.fake_client import FakeSky
 from tests.launcher.sky.specs import config, launch
 
@@ -69,9 +70,35 @@ def test_a_model_that_is_a_path_or_is_made_here_is_not_the_hubs(model: str, at_h
 
 def test_local_runs_go_by_the_same_table() -> None:
     for service in SERVICES:
-        hidden = withheld(WISH, config(), service)
-        assert not hidden & set(secret_names.if_set(WISH, service))
-    assert secret_names.OWNERS.items() <= KNOWN.items()
+        found = inherited(WISH, config(), service)
+        assert set(found) >= set(secret_names.if_set(WISH, service))
+        assert not set(found) & {*secret_names.IDENTITY, *LAUNCHERS_OWN}
+
+
+def test_a_service_inherits_what_the_spec_names_and_what_the_run_makes_use_of() -> None:
+    spec = {
+        "learner": {"tracking": {"backends": ["jsonl", "wandb"]}},
+        "env_gateway": {"backends": {"mcp": {"command": ["x"], "env": {"A": "$MINE", "B": "b"}}}},
+    }
+    assert inherited(spec, config(), GATEWAY) == ("MINE",)
+    assert inherited(spec, config(), LEARNER) == ("WANDB_*", "WANDB_API_KEY")
+    assert inherited(spec, config(), ROLLOUT) == ()
+    assert inherited_by_all(spec, config()) == (HUB, "MINE", "WANDB_*", "WANDB_API_KEY")
+    asked = inherited(spec, config(secrets=["EXTRA"]), ROLLOUT)
+    assert asked == ("EXTRA",)
+
+
+def test_a_learner_that_uploads_finds_its_store_of_whatever_vendor() -> None:
+    environ = {
+        "AWS_PROFILE": "mine",
+        "AZURE_STORAGE_ACCOUNT_KEY": "canary-azure-1",
+        "GOOGLE_APPLICATION_CREDENTIALS": "/key.json",
+        "FLEET_API_KEY": "canary-fleet-2",
+    }
+    named = inherited(WISH, config(), LEARNER)
+    assert child_environment(*named, environ=environ).keys() == environ.keys() - {"FLEET_API_KEY"}
+    none = inherited({"policy": {"model": "./here"}}, config(), LEARNER)
+    assert child_environment(*none, environ=environ) == {}
 
 
 async def given(backend: SkyBackend, sky: FakeSky, key: Key, **changes: Any) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import random
 import signal
 from collections import deque
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import services
-from services.common.arguments import TOKEN_VARIABLE
+from services.common.child_environment import child_environment
 from services.common.interpreter import python, tied
 from services.common.log import get_logger
 from services.common.parsing import aside
@@ -224,8 +223,7 @@ async def _start() -> asyncio.subprocess.Process:
         start_new_session=True,
         limit=embedded_worker.MAX_ANSWER_BYTES,
         cwd=Path(services.__path__[0]).parent,
-        # The run's own token is not for apps.
-        env={name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE},
+        env=child_environment(ours=True),
     )
 
 

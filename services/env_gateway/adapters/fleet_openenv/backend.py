@@ -18,8 +18,8 @@ from services.env_gateway.adapters.fleet.api import FleetApi
 from services.env_gateway.adapters.fleet_openenv.codec import parts_of, task_config, tools_of
 from services.env_gateway.adapters.fleet_openenv.process import WorkerProcess
 from services.env_gateway.adapters.http_client import http_session
-from services.env_gateway.adapters.process import Address, inherited_environment
-from services.env_gateway.adapters.server import connect
+from services.env_gateway.adapters.process import Address
+from services.env_gateway.adapters.server import connect, own_environment
 from services.env_gateway.backend_config import FleetConfig, FleetOpenEnvConfig
 from services.env_gateway.grading import reported
 from services.env_gateway.ports import (
@@ -238,7 +238,8 @@ class FleetOpenEnvBackend:
         url = await self._address.url(timeout_s)
         key = self._api.headers.get("authorization", "").removeprefix("Bearer ")
         # It refuses to start without a key, where the control plane asks for none.
-        return {**inherited_environment(), "FLEET_BASE_URL": url, "FLEET_API_KEY": key or "none"}
+        own = {"FLEET_BASE_URL": url, "FLEET_API_KEY": key or "none"}
+        return {**own_environment(self._config, where=_WHERE), **own}
 
 
 def _checked(answer: dict[str, Any]) -> dict[str, Any]:

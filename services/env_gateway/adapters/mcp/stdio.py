@@ -16,7 +16,8 @@ from services.env_gateway.adapters.mcp.wire import (
     result_of,
     tools_of,
 )
-from services.env_gateway.adapters.process import LastWords, end, inherited_environment, spawn
+from services.env_gateway.adapters.process import LastWords, end, spawn
+from services.env_gateway.adapters.server import own_environment
 from services.env_gateway.backend_config import McpConfig
 from services.env_gateway.ports import (
     BackendError,
@@ -202,6 +203,7 @@ class McpStdioBackend:
         assert config.command is not None, "checked by McpConfig"
         self._config = config
         self._command = config.command
+        self._environment = own_environment(config, where="env_gateway.backends.mcp")
         self._running: dict[str, StdioInstance] = {}
 
     def serves(self, env_key: str) -> bool:
@@ -212,9 +214,9 @@ class McpStdioBackend:
         if known is not None:
             return known
         try:
-            process = await spawn(
-                self._command, _environment(request.task), limit=self._config.max_answer_bytes
-            )
+            environment = {**self._environment, **_episode(request.task)}
+            limit = self._config.max_answer_bytes
+            process = await spawn(self._command, environment, limit=limit)
         except OSError as error:
             message = f"{self._command[0]}: {error}"
             raise BackendError("not_started", message, delivered=False) from error
@@ -236,10 +238,9 @@ class McpStdioBackend:
         return replace(tool, read_only=tool.read_only or tool.name in self._config.read_only_tools)
 
 
-def _environment(task: Task) -> dict[str, str]:
-    """What a server can know of its episode, besides our own environment."""
+def _episode(task: Task) -> dict[str, str]:
+    """What a server can know of its episode."""
     return {
-        **inherited_environment(),
         "FLOTILLA_TASK_KEY": task.key,
         "FLOTILLA_DATA_KEY": task.data_key,
         "FLOTILLA_DATA_VERSION": task.data_version,

@@ -1,0 +1,78 @@
+"""Every process that a service starts gets an environment that was made for a child."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.common.process_starts import ALLOWED, starts
+
+ROOT = Path(__file__).parents[2]
+# By file and function: why that start has another environment.
+REASONS = {
+    ("services/launcher/console/connection.py", "_spawn"): (
+        "the launcher, which hands to each service of its runs what that has a use for"
+    ),
+    ("services/launcher/unit/guard.py", "guarded"): (
+        "a fork of the watcher that runs no other program"
+    ),
+    ("services/common/tied_child.py", "main"): (
+        "becomes the command, in the environment that its parent gave to it"
+    ),
+}
+
+
+def test_every_start_of_a_process_gets_what_a_child_may_have() -> None:
+    found = {
+        (str(path.relative_to(ROOT)), start.function): start
+        for path in sorted((ROOT / "services").rglob("*.py"))
+        for start in starts(path.read_text())
+        if not start.allowed
+    }
+    bad = [f"{path}:{found[path, name].line} {name}" for path, name in found.keys() - REASONS]
+    assert not bad, f"pass env={ALLOWED}(...): {bad}"
+    assert not REASONS.keys() - found.keys(), "reasons of what is not there any more"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "subprocess.run(command)",
+        "subprocess.run(command, env=os.environ)",
+        "subprocess.run(command, env={**os.environ, 'A': 'b'})",
+        "subprocess.Popen(command, env={k: v for k, v in os.environ.items() if k != 'TOKEN'})",
+        "subprocess.run(command, env={**child_environment(), **os.environ})",
+        "await asyncio.create_subprocess_exec(*command, stdin=PIPE)",
+        "await asyncio.create_subprocess_shell(command, env=environ)",
+        "os.execvp(command[0], command)",
+        "os.execve(command[0], command, dict(os.environ))",
+        "os.posix_spawn(command[0], command, os.environ)",
+        "os.fork()",
+        "multiprocessing.Process(target=work)",
+        "with ProcessPoolExecutor() as pool: pass",
+        "from subprocess import check_output",
+        "from os import execv",
+    ],
+)
+def test_a_start_with_another_environment_is_seen(line: str) -> None:
+    (start,) = starts(f"async def f():\n    {line}\n")
+    assert (start.line, start.function, start.allowed) == (2, "f", False)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "subprocess.run(command, env=child_environment('HF_TOKEN', ours=True))",
+        "subprocess.run(command, env={**child_environment(environ=subject.environ), 'A': b})",
+        "subprocess.run(command, env={})",
+        "made = child_environment(); subprocess.run(command, env={**made, 'A': b})",
+        "os.execve(command[0], command, child_environment())",
+    ],
+)
+def test_a_start_with_a_childs_environment_is_allowed(line: str) -> None:
+    (start,) = starts(f"def f():\n    {line}\n")
+    assert start.allowed
+
+
+def test_what_starts_nothing_is_left_alone() -> None:
+    source = "from asyncio.subprocess import PIPE, Process\nrun(command)\nwork.Process()\n"
+    assert starts(source) == []
