@@ -90,7 +90,9 @@ async def test_a_server_says_when_to_ask_again_in_seconds_or_by_its_clock(
     assert seconds is not None and least <= seconds <= most
 
 
-@pytest.mark.parametrize("told", ["", "soon", "nan", "inf", "Sun, 99 Nov"])
+@pytest.mark.parametrize(
+    "told", ["", "soon", "nan", "inf", "Sun, 99 Nov", "1 Oct 99999999999999999999 07:28:00"]
+)
 async def test_a_server_that_does_not_say_when_to_ask_again_is_no_error(told: str) -> None:
     assert await refusal(told) is None
 

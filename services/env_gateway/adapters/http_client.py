@@ -199,7 +199,8 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
     with suppress(ValueError):
         seconds = float(told)
         return max(0.0, seconds) if math.isfinite(seconds) else None
-    with suppress(ValueError):
+    # A year of twenty digits overflows.
+    with suppress(ValueError, OverflowError):
         moment = parsedate_to_datetime(told).replace(tzinfo=UTC)
         return max(0.0, (moment - datetime.now(UTC)).total_seconds())
     return None

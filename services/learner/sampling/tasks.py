@@ -38,7 +38,7 @@ def load_tasks(path: Path) -> list[Task]:
         raise TaskFileError(f"{path}: there is no such task file") from None
     except UnicodeDecodeError as error:
         raise TaskFileError(f"{path}: not UTF-8 at byte {error.start}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TaskFileError(f"{path}: not JSON: {error}") from None
     rows = data.get("tasks") if isinstance(data, dict) else data
     if not isinstance(rows, list) or not rows:

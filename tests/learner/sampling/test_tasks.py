@@ -23,6 +23,7 @@ def refusal(tmp_path: Path, content: object) -> str:
     ("content", "said"),
     [
         ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
         ({"task": [GOOD]}, 'the key "tasks"'),
         ([], "at least one task"),
         ("7", "expected a JSON array"),
