@@ -15,16 +15,22 @@ MOST_S = 0.05
 
 @dataclass(slots=True)
 class Held:
-    """The longest callback since it was last looked at, of every thread but those left out."""
+    """The longest callback since `begin`, of every thread but those left out."""
 
     longest_s: float = 0.0
     what: str = ""
     _collecting: threading.local = field(default_factory=threading.local)
 
+    def begin(self) -> None:
+        self.longest_s, self.what = 0.0, ""
+
+    def within(self) -> bool:
+        """Whether no loop was held for longer than it may be."""
+        return self.longest_s < MOST_S
+
     def check(self) -> None:
-        """Fails when a loop was held for longer than it may be; begins anew."""
-        longest_s, what, self.longest_s = self.longest_s, self.what, 0.0
-        assert longest_s < MOST_S, f"{longest_s * 1000:.0f} ms in {what}"
+        """Fails when a loop was."""
+        assert self.within(), f"{self.longest_s * 1000:.0f} ms in {self.what}"
 
     def took(self, seconds: float, handle: Any) -> None:
         if seconds > self.longest_s:

@@ -98,14 +98,25 @@ def hostile() -> Iterator[Hostile]:
 
 
 def answered(hostile: Hostile, ask: Callable[[], Any]) -> Any:
-    """The answer, or the refusal, which is not that the gateway has failed; in time."""
+    """The answer, or the refusal, which is not that the gateway has failed; in time. What holds the
+    loop by its nature does so again, which a machine that others use does not."""
+    hostile.held.begin()
+    answer = attempted(ask)
+    for _ in range(2):
+        if hostile.held.within():
+            return answer
+        hostile.held.begin()
+        answer = attempted(ask)
+    hostile.held.check()
+    return answer
+
+
+def attempted(ask: Callable[[], Any]) -> Any:
     try:
         return ask()
     except Refused as refused:
         assert refused.code not in OURS, refused
         return refused
-    finally:
-        hostile.held.check()
 
 
 def fuzzed(strategy: st.SearchStrategy[Any]) -> Callable[[Callable[..., None]], Any]:
