@@ -3,18 +3,57 @@
 A verifier asks a database dozens of small questions. Over HTTP each costs a request, so where a
 database is small all of it is fetched at once: one UNION ALL over its tables, padded to the same
 width, with the schema in front of it to show whether the tables are still those assumed.
+
+The schema and the rows are an environment's words, and SQL can do anything that this process can.
+So nothing but CREATE TABLE passes, in memory, and none of its expressions is ever evaluated.
 """
 
 import sqlite3
-from collections.abc import Sequence
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 MAX_ROWS = 20_000
+# Of a copy.
+MAX_BYTES = 16 * 2**20
 SCHEMA_SQL = (
     "SELECT name, sql FROM sqlite_master "
     "WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite_%'"
 )
+# SQLite unites no more than 500 SELECTs, of which one is the schema's.
+_MAX_TABLES = 499
+# Nothing interrupts SQLite while it parses; a longer statement could take it seconds.
+_MAX_STATEMENT_CHARS = 2**15
+_CPU_S = 2.0
+_STEPS_PER_CHECK = 10_000
+_PAGE_BYTES = 4096
+_LIMITS = {
+    sqlite3.SQLITE_LIMIT_LENGTH: MAX_BYTES,
+    sqlite3.SQLITE_LIMIT_ATTACHED: 0,
+    sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 100,
+}
+_PRAGMAS = (
+    f"PRAGMA page_size = {_PAGE_BYTES}",
+    f"PRAGMA max_page_count = {MAX_BYTES // _PAGE_BYTES}",
+    # The rows have passed them where they come from.
+    "PRAGMA ignore_check_constraints = ON",
+    "PRAGMA trusted_schema = OFF",
+)
+# Names in expressions are looked up when a table is created; nothing is evaluated.
+_TO_DECLARE = {
+    sqlite3.SQLITE_CREATE_TABLE,
+    sqlite3.SQLITE_CREATE_INDEX,
+    sqlite3.SQLITE_READ,
+    sqlite3.SQLITE_FUNCTION,
+}
+_ROWS = {sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE}
+_TO_FILL = {sqlite3.SQLITE_INSERT, sqlite3.SQLITE_TRANSACTION}
+
+
+class RefusedError(Exception):
+    """The database is not copied; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -27,25 +66,16 @@ class Table:
 Schema = tuple[Table, ...]
 
 
-def parse_schema(rows: Sequence[Sequence[Any]]) -> Schema | None:
-    """Tables from the rows of SCHEMA_SQL; None when one is of an unusual kind, or a view. Where no
-    primary key says which row is which, the rowid is kept with the columns."""
-    database = sqlite3.connect(":memory:")
-    try:
-        tables: list[Table] = []
-        for name, sql in rows:
-            database.execute(sql)
-            info = database.execute(f"PRAGMA table_info({_quoted(name)})").fetchall()
-            columns = tuple(column[1] for column in info)
-            keyed = any(column[5] for column in info)
-            tables.append(Table(name, sql, columns if keyed else ("rowid", *columns)))
-        views = database.execute("SELECT 1 FROM sqlite_master WHERE type = 'view'").fetchall()
-        return None if views else tuple(tables)
-    except sqlite3.Error:
-        # Virtual tables of an extension that is not here, for example.
-        return None
-    finally:
-        database.close()
+def parse_schema(rows: Sequence[Sequence[Any]]) -> Schema:
+    """Tables from the rows of SCHEMA_SQL. Where no primary key says which row is which, the rowid
+    is kept with the columns. Raises RefusedError where one is no ordinary table."""
+    if len(rows) > _MAX_TABLES:
+        raise RefusedError(f"it has more than {_MAX_TABLES} tables")
+    with _database() as database:
+        tables = [_declared(database, row) for row in rows]
+    if len({table.name for table in tables}) < len(tables):
+        raise RefusedError("two of its tables have the same name")
+    return tuple(tables)
 
 
 def dump_sql(schema: Schema) -> str:
@@ -60,38 +90,101 @@ def dump_sql(schema: Schema) -> str:
     return f"SELECT * FROM ({' UNION ALL '.join(parts)}) LIMIT {MAX_ROWS + 1}"
 
 
-def matches(schema: Schema, rows: Sequence[Sequence[Any]]) -> bool:
-    """Whether a dump was made with the schema that the database has."""
-    found = {row[1]: row[2] for row in rows if row[0] == ""}
-    return found == {table.name: table.sql for table in schema}
-
-
 def rebuild(schema: Schema, rows: Sequence[Sequence[Any]]) -> bytes | None:
-    """The database as a SQLite file; None when it is too large or of an unusual kind."""
+    """The database as a SQLite file; None when the dump was made with another schema. Raises
+    RefusedError where it is too large, or no dump."""
     if len(rows) > MAX_ROWS:
+        raise RefusedError(f"it has more than {MAX_ROWS} rows")
+    by_table = _by_table(rows)
+    found = [tuple(row[1:3]) for row in by_table.pop("", [])]
+    if sorted(found, key=repr) != sorted(((t.name, t.sql) for t in schema), key=repr):
         return None
-    by_table: dict[str, list[Sequence[Any]]] = {table.name: [] for table in schema}
-    for row in rows:
-        if row[0] != "":
-            by_table[row[0]].append(row)
-    database = sqlite3.connect(":memory:")
-    try:
+    with _database() as database:
         for table in schema:
             database.execute(table.sql)
-            columns = ", ".join(map(_quoted, table.columns))
-            marks = ", ".join("?" * len(table.columns))
-            end = len(table.columns) + 1
-            database.executemany(
-                f"INSERT INTO {_quoted(table.name)} ({columns}) VALUES ({marks})",
-                [row[1:end] for row in by_table[table.name]],
-            )
+        database.set_authorizer(_may_fill)
+        for table in schema:
+            _fill(database, table, by_table.pop(table.name, []))
         database.commit()
+        database.set_authorizer(None)
+        if by_table:
+            raise RefusedError("it has rows of a table that is not in its schema")
         return database.serialize()
-    except sqlite3.Error:
-        # Virtual tables, generated columns: the verifier asks the environment itself instead.
-        return None
+
+
+@contextmanager
+def _database() -> Generator[sqlite3.Connection]:
+    """A database in memory in which tables can be declared, and nothing else can be done. Raises
+    RefusedError for whatever is wrong with a statement or with a value."""
+    database = sqlite3.connect(":memory:")
+    until = time.thread_time() + _CPU_S
+    try:
+        for limit, value in _LIMITS.items():
+            database.setlimit(limit, value)
+        for pragma in _PRAGMAS:
+            database.execute(pragma)
+        database.set_progress_handler(lambda: time.thread_time() > until, _STEPS_PER_CHECK)
+        database.set_authorizer(_may_declare)
+        yield database
+    except (sqlite3.Error, sqlite3.Warning, OverflowError, ValueError) as error:
+        # Besides SQL: numbers beyond 64 bits, text that is not Unicode, lists among values.
+        raise RefusedError(str(error)) from error
     finally:
         database.close()
+
+
+def _may_declare(action: int, first: str | None, _: str | None, db: str | None, *__: Any) -> int:
+    if db not in (None, "main"):
+        allowed = False
+    elif action in _ROWS:
+        allowed = first == "sqlite_master"
+    elif action == sqlite3.SQLITE_PRAGMA:
+        allowed = first == "table_xinfo"
+    else:
+        allowed = action in _TO_DECLARE
+    return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
+
+
+def _may_fill(action: int, *_: Any) -> int:
+    return sqlite3.SQLITE_OK if action in _TO_FILL else sqlite3.SQLITE_DENY
+
+
+def _declared(database: sqlite3.Connection, row: Sequence[Any]) -> Table:
+    match row:
+        case [str(name), str(sql)] if len(sql) <= _MAX_STATEMENT_CHARS:
+            database.execute(sql)
+        case [str(name), str()]:
+            raise RefusedError(
+                f"a table is declared in more than {_MAX_STATEMENT_CHARS} characters"
+            )
+        case _:
+            raise RefusedError("its schema is not told as names and statements")
+    info = database.execute(f"PRAGMA table_xinfo({_quoted(name)})").fetchall()
+    if not info or any(column[6] for column in info):
+        raise RefusedError("it has something else than tables, or generated columns")
+    columns = tuple(column[1] for column in info)
+    keyed = any(column[5] for column in info)
+    return Table(name, sql, columns if keyed else ("rowid", *columns))
+
+
+def _by_table(rows: Sequence[Sequence[Any]]) -> dict[str, list[Sequence[Any]]]:
+    """Rows by what is in front of each."""
+    found: dict[str, list[Sequence[Any]]] = {}
+    for row in rows:
+        if not row or not isinstance(row[0], str):
+            raise RefusedError("its rows do not say of which table they are")
+        found.setdefault(row[0], []).append(row)
+    return found
+
+
+def _fill(database: sqlite3.Connection, table: Table, rows: Sequence[Sequence[Any]]) -> None:
+    columns = ", ".join(map(_quoted, table.columns))
+    marks = ", ".join("?" * len(table.columns))
+    end = len(table.columns) + 1
+    database.executemany(
+        f"INSERT INTO {_quoted(table.name)} ({columns}) VALUES ({marks})",
+        [row[1:end] for row in rows],
+    )
 
 
 def _select(first: str, columns: Sequence[str], width: int) -> str:

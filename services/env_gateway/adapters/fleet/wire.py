@@ -1,12 +1,14 @@
 """Fleet's instance wire: what an instance is made from, and how its databases are read."""
 
+import asyncio
 import json
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ParamSpec, TypeVar, cast
 from urllib.parse import quote
 
+from services.common.log import get_logger
 from services.common.parsing import parse_json
 from services.env_gateway.adapters import database_dump as dump
 from services.env_gateway.adapters.http_client import ANSWERS
@@ -14,8 +16,14 @@ from services.env_gateway.ports import BackendError, Provision, QueryError, Rows
 from services.env_gateway.tasks import Task
 
 INSTANCES = "/v1/env/instances"
-_SEEDS_KEPT = 128
+_LOG = get_logger(__name__)
+_KEPT = 128
+_SEED_BYTES_KEPT = 64 * 2**20
+_MAX_QUERY_ROWS = 100_000
+_VERSION_CHARS = 200
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Ask = Callable[[str, str], Awaitable[Rows]]
 
 
@@ -74,6 +82,9 @@ def rows_of(answer: Any) -> Rows:
 
 
 def _are_rows(value: Any) -> bool:
+    """Raises QueryError for more of them than are read."""
+    if isinstance(value, list) and len(cast("list[object]", value)) > _MAX_QUERY_ROWS:
+        raise QueryError(f"more than {_MAX_QUERY_ROWS} rows: add a limit")
     return isinstance(value, list) and all(
         isinstance(row, list) for row in cast("list[object]", value)
     )
@@ -89,19 +100,33 @@ class State:
 
 
 def state_of(body: Mapping[str, Any], task: Task) -> State:
-    env = (task.env_key, body.get("version") or task.env_version)
-    data_version = body.get("data_version") or task.data_version
+    env = (task.env_key, _told(body, "version") or task.env_version)
+    data_version = _told(body, "data_version") or task.data_version
     variables = json.dumps(task.raw_variables, sort_keys=True)
     return State(env, data_version, (*env, task.data_key, data_version, variables))
 
 
+def _told(body: Mapping[str, Any], name: str) -> str:
+    """A text that a server tells of an instance; "" where it is none."""
+    value = body.get(name)
+    return value[:_VERSION_CHARS] if isinstance(value, str) else ""
+
+
 class Snapshots:
     """Whole databases, rebuilt from what one query shows. The seed is the same for all attempts at
-    a task, and fetched once; a schema for all instances of an environment's version."""
+    a task, and fetched once; a schema for all instances of an environment's version.
+
+    What servers show is taken apart in threads, at most two, and not where calls are served."""
 
     def __init__(self) -> None:
-        self._schemas: dict[tuple[str, str], dump.Schema] = {}
+        self._schemas: OrderedDict[tuple[str, str], dump.Schema] = OrderedDict()
         self._seeds: OrderedDict[tuple[str, ...], bytes] = OrderedDict()
+        self._places = asyncio.Semaphore(2)
+        self.kept_bytes = 0
+
+    @property
+    def kept_schemas(self) -> int:
+        return len(self._schemas)
 
     async def get(self, db: str, state: State, ask: Ask) -> bytes | None:
         """`ask(db, sql)` queries the instance. None where queries of its own serve better."""
@@ -110,28 +135,42 @@ class Snapshots:
             return seed
         try:
             content = await self._fetch(db, state.env, ask)
-        except QueryError:
-            # The server refuses such statements; the verifier's own may still pass.
-            content = None
+        except (QueryError, dump.RefusedError) as error:
+            # The server refuses such statements, or its database is no plain one; the verifier's
+            # own statements may still pass.
+            _LOG.debug("database_not_copied", env=state.env[0], why=str(error))
+            return None
         if db == "seed" and content is not None:
-            self._seeds[state.seed] = content
-            if len(self._seeds) > _SEEDS_KEPT:
-                self._seeds.popitem(last=False)
+            self._keep(state.seed, content)
         return content
 
+    def _keep(self, seed: tuple[str, ...], content: bytes) -> None:
+        # Two attempts at a task may have fetched it at once.
+        self.kept_bytes += len(content) - len(self._seeds.pop(seed, b""))
+        self._seeds[seed] = content
+        while self.kept_bytes > _SEED_BYTES_KEPT or len(self._seeds) > _KEPT:
+            self.kept_bytes -= len(self._seeds.popitem(last=False)[1])
+
     async def _fetch(self, db: str, env: tuple[str, str], ask: Ask) -> bytes | None:
+        """Raises QueryError and RefusedError."""
         for _ in range(2):
             schema = self._schemas.get(env)
             if schema is None:
-                schema = dump.parse_schema((await ask(db, dump.SCHEMA_SQL)).rows)
-            if schema is None:
-                return None
+                rows = (await ask(db, dump.SCHEMA_SQL)).rows
+                schema = await self._apart(dump.parse_schema, rows)
             self._schemas[env] = schema
+            if len(self._schemas) > _KEPT:
+                self._schemas.popitem(last=False)
             dumped = await ask(db, dump.dump_sql(schema))
-            if dump.matches(schema, dumped.rows):
-                return dump.rebuild(schema, dumped.rows)
-            del self._schemas[env]
+            content = await self._apart(dump.rebuild, schema, dumped.rows)
+            if content is not None:
+                return content
+            self._schemas.pop(env, None)
         return None
+
+    async def _apart(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        async with self._places:
+            return await asyncio.to_thread(work, *args, **kwargs)
 
 
 def _version(version: str) -> str:
