@@ -19,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.common.errors import ConfigError
 from services.common.rpc import plain_channel
+from services.common.text import say
 from services.common.tls import TLS_VARIABLE, Tls, likely_cause, read_tls
 
 SERVING, NOT_SERVING, WRONG = 0, 1, 2
@@ -45,9 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         reason = asyncio.run(ask(given.address, read_tls(folder), given.timeout))
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", file=sys.stderr)
         return WRONG
-    print(f"{given.address}: {reason or 'serving'}")
+    say(f"{given.address}: {reason or 'serving'}")
     return NOT_SERVING if reason else SERVING
 
 

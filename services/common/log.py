@@ -11,6 +11,7 @@ from typing import Any
 import structlog
 
 from services.common.secret_values import MIN_CHARACTERS, forms, secret_values
+from services.common.text import json_line, visible
 
 MAX_LINE_BYTES = 16 * 1024
 _MAX_VALUE_CHARACTERS = 4 * 1024
@@ -125,7 +126,7 @@ def _clean(key: str, value: Any) -> Any:
 
 
 def _json(event: Mapping[str, Any]) -> str:
-    line = json.dumps(event, ensure_ascii=False, default=repr)
+    line = json_line(event, default=repr)
     size = len(line.encode(errors="replace"))
     if size <= MAX_LINE_BYTES:
         return line
@@ -145,4 +146,5 @@ def readable(event: Mapping[str, Any]) -> str:
     trace = rest.pop("exception", None)
     pairs = [f"{key}={value}" for key, value in rest.items() if key not in ("run_id", "logger")]
     line = " ".join([head[0][11:19], f"{head[1]:7}", head[2], *pairs])[:MAX_LINE_BYTES]
-    return f"{line}\n{trace}" if trace else line
+    line = visible(line, lines=False)
+    return f"{line}\n{visible(str(trace))}" if trace else line

@@ -1,6 +1,7 @@
 """How a service process starts, runs and ends: arguments, configuration, signals, exit codes."""
 
 import asyncio
+import json
 import logging
 import os
 import sys
@@ -28,6 +29,7 @@ from services.common.rpc import channel
 from services.common.runtime import Runtime
 from services.common.secret_values import referenced, secret_values
 from services.common.spec import ServiceConfig, SharedConfig, parse_shared
+from services.common.text import say, say_json
 from services.common.tls import Tls, read_tls
 from services.common.watchdog import Watchdog
 
@@ -65,15 +67,15 @@ def entry(
     try:
         spec, shared, config = _read(service, config_cls, arguments)
         if arguments.check_config:
-            print(f"{arguments.config}: the configuration of {service} is valid")
+            say(f"{arguments.config}: the configuration of {service} is valid")
             sys.exit(OK)
         if arguments.print_config:
-            print(config.model_dump_json())
+            say_json(json.loads(config.model_dump_json()))
             sys.exit(OK)
         surroundings = _surroundings(service, arguments, shared, registry)
         _hide_named(spec.get(service, {}))
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", file=sys.stderr)
         sys.exit(CONFIG)
     _leave(_exit_code(surroundings, _run(surroundings, spec, shared, config, load)))
 
@@ -249,7 +251,7 @@ def _exit_code(around: _Surroundings, run: Coroutine[Any, Any, None]) -> int:
     try:
         asyncio.run(run)
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", file=sys.stderr)
         return CONFIG
     except Exception as error:
         # The outermost frame of the process: whatever it was becomes a log line and an exit code.

@@ -18,6 +18,7 @@ from services.common import log, rpc
 from services.common.errors import ConfigError
 from services.common.listen import advertised, is_loopback, split
 from services.common.private_process import keep_private
+from services.common.text import say
 from services.launcher import address_file, identity
 from services.launcher.adapters.local import LocalBackend
 from services.launcher.adapters.messengers import notifying
@@ -172,7 +173,7 @@ def main() -> int:
     log.setup("launcher", "")
     with alone(runs) as alone_here:
         if not alone_here:
-            print(f"error: another launcher is running for {runs}", file=sys.stderr)
+            say(f"error: another launcher is running for {runs}", file=sys.stderr)
             return 1
         options = Options(
             runs=runs,
@@ -187,7 +188,7 @@ def main() -> int:
             advertised(split(given.listen, "listen")[0], 0, given.advertise)
             asyncio.run(serve_and_notify(options))
         except (BackendError, ConfigError, LedgerError) as error:
-            print(f"error: {error}", file=sys.stderr)
+            say(f"error: {error}", file=sys.stderr)
             return 1
     return 0
 

@@ -1,12 +1,14 @@
 """The `flotilla` command. Everything heavy is imported by the command that needs it."""
 
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from services.common.private_process import keep_private, refuse_core_dumps
+from services.common.text import say
 from services.launcher import cli_env, cli_remote, cli_tools
 from services.launcher.cli_remote import GRACE_S, OVERRIDES, RUNS, Detach, Grace, Runs
 
@@ -60,7 +62,7 @@ def root(
     if version:
         from importlib.metadata import version as version_of
 
-        typer.echo(f"flotilla {version_of('flotilla')}")
+        say(f"flotilla {version_of('flotilla')}")
     elif context.invoked_subcommand is None:
         context.fail("name a command; --help lists them")
 
@@ -339,6 +341,10 @@ def main() -> None:
         app()
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception:  # noqa: BLE001
+        # A fault of this program's; the words that it quotes may be anybody's.
+        say(traceback.format_exc(), end="", file=sys.stderr)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

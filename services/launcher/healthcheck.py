@@ -14,6 +14,7 @@ from pathlib import Path
 
 from services.common.errors import ConfigError
 from services.common.healthcheck import NOT_SERVING, SERVING, WRONG, ask
+from services.common.text import say
 from services.launcher import address_file
 from services.launcher.identity import LAUNCHER
 
@@ -23,13 +24,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         found = address_file.read(given.runs)
         if found is None:
-            print(f"no launcher is running for {given.runs}")
+            say(f"no launcher is running for {given.runs}")
             return NOT_SERVING
         reason = asyncio.run(ask(found.here, found.tls, given.timeout, peer=LAUNCHER))
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", file=sys.stderr)
         return WRONG
-    print(f"{found.here}: {reason or 'serving'}")
+    say(f"{found.here}: {reason or 'serving'}")
     return NOT_SERVING if reason else SERVING
 
 

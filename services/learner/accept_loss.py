@@ -6,7 +6,6 @@ it, and a new one begins at the newest checkpoint. Prints what is lost, as one J
 """
 
 import argparse
-import json
 import sqlite3
 import sys
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from services.common import log
 from services.common.private_process import keep_private
+from services.common.text import say, say_json
 from services.learner.checkpoints.durable import sha256_of, sync_path
 from services.learner.checkpoints.manifest import MANIFEST
 from services.learner.checkpoints.remote_mend import Restored, cut_metrics, note_loss
@@ -42,14 +42,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     run_dir: Path = parser.parse_args(argv).run
     log.setup("accept-loss", "")
     if not run_dir.is_dir():
-        print(f"error: {run_dir} is no folder of a run", file=sys.stderr)
+        say(f"error: {run_dir} is no folder of a run", file=sys.stderr)
         return UNABLE
     try:
         restored = accept_loss(run_dir)
     except JournalError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", file=sys.stderr)
         return UNABLE
-    print(json.dumps({} if restored is None else asdict(restored)))
+    say_json({} if restored is None else asdict(restored))
     return OK
 
 

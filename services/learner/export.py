@@ -9,6 +9,7 @@ from pathlib import Path
 from services.common.errors import ConfigError
 from services.common.private_process import refuse_core_dumps
 from services.common.spec import parse_shared
+from services.common.text import say
 from services.learner.adapters.model_folder import assets_of
 from services.learner.checkpoints.export import ExportError, export
 from services.learner.checkpoints.manifest import (
@@ -40,9 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         step = _export(given.run_dir, given.step, given.out)
     except _REFUSALS as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", file=sys.stderr)
         return UNABLE
-    print(f"Exported step {step} of {given.run_dir.name} to {given.out}")
+    say(f"Exported step {step} of {given.run_dir.name} to {given.out}")
     return OK
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from services.common.private_process import keep_private
+from services.common.text import say, say_json
 from services.learner.journal.connection import JournalError
 from services.learner.journal.curriculum import left_out
 from services.learner.journal.store import reading
@@ -196,9 +197,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         found = attempts(chosen.journal, wanted, chosen.n)
         for row in left_out_tasks(chosen.journal) if chosen.tasks else found:
-            print(json.dumps(row, ensure_ascii=False))
+            say_json(row)
     except NothingFoundError as error:
-        print(error, file=sys.stderr)
+        say(str(error), file=sys.stderr)
         return 1
     return 0
 

@@ -4,7 +4,6 @@ Prints what was restored, as one JSON object. Nothing is changed where that cann
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,6 +14,7 @@ from services.common.config import load_spec, parse
 from services.common.errors import ConfigError
 from services.common.private_process import keep_private
 from services.common.spec import parse_shared
+from services.common.text import say, say_json
 from services.learner.adapters.remote_fsspec import open_store
 from services.learner.checkpoints.remote_mend import Restored
 from services.learner.checkpoints.remote_restore import NothingThereError, RestoreError, restore
@@ -40,15 +40,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         restored = _restore(given.url, given.config, given.runs, overrides)
     except NothingThereError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", file=sys.stderr)
         return NOTHING
     except (ConfigError, RestoreError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", file=sys.stderr)
         return UNABLE
     except RemoteError as error:
-        print(f"error: cannot reach {given.url}: {error}", file=sys.stderr)
+        say(f"error: cannot reach {given.url}: {error}", file=sys.stderr)
         return RETRYABLE
-    print(json.dumps(asdict(restored)))
+    say_json(asdict(restored))
     return OK
 
 

@@ -21,6 +21,7 @@ from flotilla.learner.v1 import weight_service_pb2 as pb
 from flotilla.learner.v1 import weight_service_pb2_grpc as pb_grpc
 from services.common import log, rpc
 from services.common.errors import ServiceError
+from services.common.text import say_json
 from services.common.tls import from_text
 
 DOMAIN = "learner.flotilla"
@@ -153,7 +154,7 @@ async def serve() -> None:
 
 
 def _say(message: dict[str, Any]) -> None:
-    print(json.dumps(message), flush=True)
+    say_json(message)
 
 
 async def _stdin() -> asyncio.StreamReader:

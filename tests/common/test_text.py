@@ -1,8 +1,13 @@
 """Words of others do no harm where they are shown."""
 
+import io
+import json
+
 import pytest
 
-from services.common.text import first_line, one_line
+from services.common.log import readable
+from services.common.text import first_line, json_line, one_line, say, visible
+from tests.hostile_text import SURROGATES, assert_harmless
 
 
 @pytest.mark.parametrize(
@@ -31,3 +36,39 @@ def test_a_line_is_cut_visibly() -> None:
 def test_the_first_line_is_the_first_that_says_anything() -> None:
     assert first_line("\n \x1b[0m\nKeyError: 'id'\nmore", 100) == "KeyError: 'id'"
     assert first_line("\n\n", 100) == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("two\n\tlines", "two\n\tlines"),
+        ("\x1b]0;title\x07\r\x00", "␛]0;title␇␍␀"),
+        ("\x7f\x9b2J\x85", "␡�2J�"),
+        ("\u202eevil\u2066\u200f\u061c", "�evil���"),
+        ("\ud800half", "�half"),
+        ("žluťoučký 日本 👩‍🚀", "žluťoučký 日本 👩‍🚀"),
+    ],
+)
+def test_what_a_terminal_acts_on_is_shown_as_a_character_of_its_own(given: str, shown: str) -> None:
+    assert visible(given) == shown
+    assert visible("a\tb\n", lines=False) == "a␉b␊"
+
+
+def test_json_is_the_same_value_and_one_harmless_line() -> None:
+    line = json_line({SURROGATES: ["\n\t", SURROGATES, "日本"]})
+    assert_harmless(line)
+    assert "\n" not in line and "日本" in line
+    assert json.loads(line) == {SURROGATES: ["\n\t", SURROGATES, "日本"]}
+
+
+def test_what_is_said_of_half_a_character_can_be_written() -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    say(SURROGATES, file=out)
+    out.seek(0)
+    assert_harmless(out.read())
+
+
+def test_a_value_cannot_forge_a_line_of_the_log() -> None:
+    event = {"timestamp": "2026-01-01T12:00:00", "level": "info", "event": "called"}
+    line = readable({**event, "name": "x\n12:00:01 error   forged", "exception": "a\n  b"})
+    assert line == "12:00:00 info    called name=x␊12:00:01 error   forged\na\n  b"

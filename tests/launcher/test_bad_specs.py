@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from services.common.config import ConfigError
 from services.launcher.console import prepare
 from services.launcher.console.interrupts import Interrupts
+from services.launcher.console.terminal import Terminal
 from services.launcher.plan import BadSpecError, read_spec
 from tests.launcher.harness import serving, spec
 
@@ -23,7 +23,7 @@ async def test_b55_a_preparation_is_no_line_of_a_shell(
     program = "import sys, pathlib; pathlib.Path('made').write_text('|'.join(sys.argv[1:]))"
     table = {"creates": "made", "command": ["python", "-c", program, *arguments]}
     await prepare.run_all(
-        {"prepare": [table]}, Console(file=io.StringIO()), Interrupts(), refresh=True
+        {"prepare": [table]}, Terminal(file=io.StringIO()), Interrupts(), refresh=True
     )
     assert os.listdir(tmp_path) == ["made"]
     assert await asyncio.to_thread(Path("made").read_text) == "|".join(arguments)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from services.launcher.cli import app
 from services.launcher.console import commands, env_status, export, known, report, show
+from services.launcher.console.terminal import Terminal
 from tests.common.outsiders import beyond_loopback
 from tests.launcher.harness import TOKEN, left_running
 from tests.launcher.test_beyond_loopback import a_port, address_of, launcher
@@ -129,7 +129,7 @@ def test_what_reads_files_of_a_run_says_that_they_are_where_the_launcher_is(
 def test_a_run_that_trained_elsewhere_ends_with_where_its_files_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report.print_report(tmp_path / "far-1", Console())
+    report.print_report(tmp_path / "far-1", Terminal())
     told = capsys.readouterr().out
     assert told == "The files of run far-1 are where its launcher runs, in runs/far-1\n"
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1 import run_service_pb2_grpc
@@ -22,6 +21,7 @@ from services.launcher.console import connection, follow
 from services.launcher.console.connection import LauncherError
 from services.launcher.console.follow import Followed, Outcome, Wish, run_to_end
 from services.launcher.console.interrupts import Interrupts
+from services.launcher.console.terminal import Terminal
 from services.launcher.console.views import PlainView
 from services.launcher.console.watch import stayed
 from tests.launcher.harness import REPOSITORY, TOKEN
@@ -163,7 +163,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def training(tmp_path: Path, interrupts: Interrupts) -> asyncio.Task[Outcome]:
-    wish, console = Wish("{}", pb.RUN_MODE_TRAIN), Console(file=io.StringIO())
+    wish, console = Wish("{}", pb.RUN_MODE_TRAIN), Terminal(file=io.StringIO())
     return asyncio.create_task(run_to_end(tmp_path, wish, console, interrupts))
 
 
@@ -192,7 +192,7 @@ async def test_a_submit_does_not_follow_a_launcher_that_is_gone_for_ever(tmp_pat
         async with rpc.channel(address, token=TOKEN) as channel:
             stub: Any = run_service_pb2_grpc.RunServiceStub(channel)
             asked = connection.Connection(tmp_path, stub, there, None)
-            view = PlainView(Console(file=io.StringIO()))
+            view = PlainView(Terminal(file=io.StringIO()))
             following = asyncio.create_task(stayed(asked, Followed(0, "far-1"), view, Interrupts()))
             await asyncio.wait_for(double.until("WatchRun"), 20.0)
             # From here on it hangs in everything, as one that was cut off does.

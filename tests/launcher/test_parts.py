@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
@@ -21,6 +20,7 @@ from services.launcher.console import report
 from services.launcher.console.board import Board, duration_text
 from services.launcher.console.interrupts import Interrupts
 from services.launcher.console.prepare import PrepareError, run_all
+from services.launcher.console.terminal import Terminal
 from services.launcher.console.views import PlainView, draw
 from services.launcher.ports import BackendError, Launch
 from services.launcher.progress import Alarm
@@ -156,7 +156,7 @@ def progress(step: int, seconds: int) -> pb.WatchRunResponse:
 
 
 def test_a_plain_line_per_step_with_the_time_left() -> None:
-    board, console = Board(), Console(record=True, width=200, file=io.StringIO())
+    board, console = Board(), Terminal(record=True, width=200, file=io.StringIO())
     view = PlainView(console)
     for step in (1, 2, 2, 3):
         board.take(progress(step, 100 + 4 * step))
@@ -168,7 +168,7 @@ def test_a_plain_line_per_step_with_the_time_left() -> None:
 
 
 def test_alarms_that_are_raised_are_in_the_line_of_a_step() -> None:
-    board, console = Board(), Console(record=True, width=200, file=io.StringIO())
+    board, console = Board(), Terminal(record=True, width=200, file=io.StringIO())
     for scope, severity in (("shop", "notice"), ("desk", "warning"), ("all", "error")):
         alarm = Alarm("a_rule", scope, severity, 3, "its cause", "a fix")
         event = pb.WatchRunResponse(raised=codec.alarm(alarm))
@@ -207,7 +207,7 @@ def test_the_report_shows_before_and_after_and_draws_the_curve(tmp_path: Path) -
     record = {"step": 1, "reward/avg_pass_at_1": 0.5, "policy/kl": None}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + '\n{"step": 2, "cut')
     report.add_total_seconds(tmp_path, 12.34)
-    console = Console(record=True, width=200, file=io.StringIO())
+    console = Terminal(record=True, width=200, file=io.StringIO())
     report.print_report(tmp_path, console)
     text = console.export_text()
     assert "25.0% [20.0%, 30.0%]" in text
@@ -220,7 +220,7 @@ def test_the_report_shows_before_and_after_and_draws_the_curve(tmp_path: Path) -
 
 async def test_a_failed_preparation_shows_what_it_said(tmp_path: Path) -> None:
     table = {"creates": str(tmp_path / "x"), "command": ["python", "-c", "exit('no luck')"]}
-    console = Console(file=io.StringIO())
+    console = Terminal(file=io.StringIO())
     with pytest.raises(PrepareError, match="no luck"):
         await run_all({"prepare": [table]}, console, Interrupts(), refresh=True)
     table["command"] = ["true"]
@@ -232,7 +232,7 @@ async def test_a_preparation_runs_again_when_what_it_needs_is_newer(tmp_path: Pa
     source, made = tmp_path / "source.txt", tmp_path / "made.txt"
     program = f"open({str(made)!r}, 'a').write('x')"
     table = {"creates": str(made), "command": ["python", "-c", program], "needs": ["*.txt"]}
-    console = Console(file=io.StringIO())
+    console = Terminal(file=io.StringIO())
     source.write_text("1")
     with contextlib.chdir(tmp_path):
         await run_all({"prepare": [table]}, console, Interrupts(), refresh=True)
@@ -257,7 +257,7 @@ def test_an_evaluation_shows_how_far_it_has_come() -> None:
 def test_an_evaluation_alone_has_a_column_of_its_own(tmp_path: Path) -> None:
     summary = {"eval": {"before": None, "eval_only": {"pass_at_1": 0.5, "ci95": [0.4, 0.6]}}}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
-    console = Console(record=True, width=200, file=io.StringIO())
+    console = Terminal(record=True, width=200, file=io.StringIO())
     report.print_report(tmp_path, console, evaluated=True)
     text = console.export_text()
     assert "eval only" in text

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
-from rich.console import Console
 
 from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.launcher.console.status_json import status_json
 from services.launcher.console.status_text import all_runs, print_run, print_table
+from services.launcher.console.terminal import Terminal
 
 RUN_ID = "a-spec-with-a-rather-long-name-for-one-terminal-20261122-180359"
 
@@ -54,7 +54,7 @@ def a_run(**changes: Any) -> pb.Run:
 
 
 def printed(run: pb.Run | None, width: int) -> str:
-    console = Console(record=True, width=width, file=io.StringIO(), force_terminal=False)
+    console = Terminal(record=True, width=width, file=io.StringIO(), force_terminal=False)
     if run is None:
         print_table(all_runs([a_run(), a_run(run_id="other", metrics={})]), console)
     else:

@@ -14,6 +14,7 @@ from typing import Protocol
 from services.common.child_environment import child_environment
 from services.common.interpreter import tied
 from services.common.log import get_logger, redact
+from services.common.text import say
 from services.env_gateway.ports import BackendError
 from services.env_gateway.retry import Backoff
 
@@ -171,8 +172,7 @@ class LastWords:
 
     def _tell(self, said: bytes) -> None:
         clean = redact(said.decode("utf-8", "replace"))
-        sys.stderr.write(clean)
-        sys.stderr.flush()
+        say(clean, end="", file=sys.stderr)
         self._kept = (self._kept + clean.encode())[-_WORDS_BYTES:]
 
 

@@ -6,6 +6,8 @@ import sys
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
+from services.common.text import say
+
 # Exit codes: the hub cannot be asked; it says that there is no such model for us.
 UNKNOWN, REFUSED = 1, 2
 _FILES = ("config.json", "*.index.json", "tokenizer.json", "tokenizer_config.json", "*.jinja")
@@ -19,9 +21,9 @@ def main() -> int:
         )
     # The hub's client raises its own errors, httpx's and OSErrors; the name of each says enough.
     except Exception as error:  # noqa: BLE001
-        print(f"{type(error).__name__}: {str(error).splitlines()[0]}", file=sys.stderr)
+        say(f"{type(error).__name__}: {str(error).splitlines()[0]}", file=sys.stderr)
         return REFUSED if isinstance(error, HfHubHTTPError | HFValidationError) else UNKNOWN
-    print(folder)
+    say(str(folder))
     return 0
 
 

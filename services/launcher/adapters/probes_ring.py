@@ -12,6 +12,7 @@ import sys
 from datetime import timedelta
 from typing import Any
 
+from services.common.text import say
 from services.launcher.doctor.results import first_line
 from services.launcher.doctor.seat import LIMIT_S, Outcome, Seat
 from services.launcher.doctor.ways import INTERFACES, listen, mend, speak_towards, unreached
@@ -126,7 +127,7 @@ def main() -> None:
     signal.alarm(LIMIT_S)
     seat = Seat(**json.load(sys.stdin))
     listener = int(sys.argv[1]) if len(sys.argv) > 1 else None
-    print(sit(seat, listener).to_bytes().decode())
+    say(sit(seat, listener).to_bytes().decode())
 
 
 if __name__ == "__main__":

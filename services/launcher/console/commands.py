@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import grpc.aio
-from rich.console import Console
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common import rpc
 from services.common.errors import ConfigError
+from services.common.text import say
 from services.launcher.address_file import REMOTE_VARIABLE
 from services.launcher.console.board import ENDED, STATE_NAMES
 from services.launcher.console.connection import (
@@ -31,6 +31,7 @@ from services.launcher.console.known import (
 from services.launcher.console.log_lines import LogPrinter
 from services.launcher.console.status_json import status_json
 from services.launcher.console.status_text import all_runs, print_run, print_table
+from services.launcher.console.terminal import Terminal
 from services.launcher.store import StoredRun
 
 _OK, _FAILED, _INTERRUPTED = 0, 1, 130
@@ -45,18 +46,18 @@ JOURNAL = "journal.sqlite"
 
 def status(run_id: str | None, runs: Path, *, as_json: bool = False) -> int:
     """All runs, or one."""
-    console = Console()
+    console = Terminal()
 
     async def work(known: KnownRuns, interrupts: Interrupts) -> int:
         problem = await _unattended(known)
         if problem:
-            Console(stderr=as_json).print(f"error: {problem}", markup=False, highlight=False)
+            Terminal(stderr=as_json).print(f"error: {problem}")
         if run_id is None:
             found = await interrupts.unless(known.newest())
         else:
             found = [await interrupts.unless(look_up(known, run_id))]
         if as_json:
-            print(status_json(found, attended=not problem))
+            say(status_json(found, attended=not problem))
         elif run_id is None:
             print_table(all_runs(found), console)
         else:
@@ -94,7 +95,7 @@ def scale(run_id: str, wishes: list[str], runs: Path) -> int:
         for service, count in parsed:
             request = pb.ScaleServiceRequest(run_id=found, service=service, replicas=count)
             await connection.ask(connection.stub.ScaleService(request, timeout=_CALL_S))
-            Console().print(f"{service}={count}", highlight=False)
+            Terminal().print(f"{service}={count}")
 
     return _on_run(run_id, runs, work)
 
@@ -106,7 +107,7 @@ def stop(run_id: str, grace_s: float, runs: Path) -> int:
         request = pb.StopRunRequest(run_id=found, grace=rpc.duration(grace_s))
         call = connection.stub.StopRun(request, timeout=grace_s + _GIVEN_BACK_S)
         answer = await connection.ask(call)
-        Console().print(f"run {found} {STATE_NAMES[answer.state]}", highlight=False)
+        Terminal().print(f"run {found} {STATE_NAMES[answer.state]}")
 
     return _on_run(run_id, runs, work)
 
@@ -205,7 +206,7 @@ async def _stream_logs(
 
 def fail(message: str) -> int:
     """Say what is wrong; returns the exit code."""
-    Console().print(f"error: {message}", markup=False, highlight=False, soft_wrap=True)
+    Terminal().print(f"error: {message}", soft_wrap=True)
     return _FAILED
 
 

@@ -1,20 +1,20 @@
 """`flotilla doctor`: what would go wrong with a run, before it costs anything."""
 
 import asyncio
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from services.common.config import canonical_json, did_you_mean, load_spec
 from services.common.errors import ConfigError
+from services.common.text import say_json
 from services.common.tls import read_tls
 from services.launcher.console.commands import fail
+from services.launcher.console.terminal import Terminal
 from services.launcher.doctor.examine import SPEC, examine, unknown
 from services.launcher.doctor.registry import PROBES
 from services.launcher.doctor.results import Result, Status, combine
@@ -54,7 +54,7 @@ def doctor(
     else:
         results = asyncio.run(examine(subject, skip))
     if as_json:
-        print(json.dumps([result.body() for result in results]))
+        say_json([result.body() for result in results])
     else:
         _show(results)
     return _FAILED if any(result.status is Status.FAIL for result in results) else _OK
@@ -67,8 +67,8 @@ def _show(results: Sequence[Result]) -> None:
     for result in results:
         colour = _COLOURS[result.status]
         table.add_row(result.probe, Text(result.status, style=colour), Text(result.detail))
-    console = Console()
+    console = Terminal()
     console.print(table)
     failed = [result.probe for result in results if result.status is Status.FAIL]
     if failed:
-        console.print(f"\nThis run would fail: {', '.join(failed)}.", style="bold", highlight=False)
+        console.print(f"\nThis run would fail: {', '.join(failed)}.", style="bold")

@@ -1,7 +1,6 @@
 """`flotilla env status`: how the environments of a run are doing, asked of its gateways."""
 
 import asyncio
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ from typing import Any
 import grpc
 import grpc.aio
 from google.protobuf.json_format import MessageToDict
-from rich.console import Console
 from rich.table import Table
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
@@ -20,8 +18,10 @@ from services.common import rpc
 from services.common.arguments import TOKEN_VARIABLE
 from services.common.errors import ConfigError
 from services.common.listen import is_loopback, split
+from services.common.text import say_json
 from services.common.tls import Tls, read_tls
 from services.launcher.console.commands import NoRunError, fail, find
+from services.launcher.console.terminal import Terminal
 from services.launcher.identity import LAUNCHER, RunIdentity, load_run
 from services.launcher.runs import GATEWAY
 
@@ -58,9 +58,9 @@ def env_status(run_id: str, runs: Path, address: str | None, *, as_json: bool) -
     except (NoRunError, NoGatewayError, ConfigError) as error:
         return fail(str(error))
     if as_json:
-        print(json.dumps({"gateways": [_plain(one, answer) for one, answer in answers]}))
+        say_json({"gateways": [_plain(one, answer) for one, answer in answers]})
         return _OK
-    console = Console(width=max(Console().width, _WIDTH))
+    console = Terminal(width=max(Terminal().width, _WIDTH))
     for gateway, answer in answers:
         _print(gateway, answer, console)
     return _OK
@@ -116,10 +116,8 @@ def _plain(gateway: Gateway, answer: pb.GetStatusResponse) -> dict[str, Any]:
     return {"gateway": gateway.label, "address": gateway.address, **told}
 
 
-def _print(gateway: Gateway, answer: pb.GetStatusResponse, console: Console) -> None:
-    console.print(
-        f"{gateway.label}  {answer.phase}  {gateway.address}", style="bold", highlight=False
-    )
+def _print(gateway: Gateway, answer: pb.GetStatusResponse, console: Terminal) -> None:
+    console.print(f"{gateway.label}  {answer.phase}  {gateway.address}", style="bold")
     environments = _table(_ENVIRONMENTS)
     for one in answer.environments:
         environments.add_row(*_cells(one))

@@ -14,13 +14,13 @@ from typing import Any, cast
 
 import grpc
 import grpc.aio
-from rich.console import Console
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
 from services.common import rpc
 from services.common.config import load_spec, parse
 from services.common.errors import ConfigError
+from services.common.text import say
 from services.launcher.adapters.gateway_process import GatewayError, gateway
 from services.launcher.adapters.trial import (
     NotOpenedError,
@@ -33,6 +33,7 @@ from services.launcher.adapters.trial import (
 )
 from services.launcher.config import LauncherConfig
 from services.launcher.console.commands import fail
+from services.launcher.console.terminal import Terminal
 from services.launcher.doctor.dataset import env_key_of
 from services.launcher.inherited import inherited
 from services.launcher.runs import GATEWAY
@@ -56,7 +57,7 @@ def env_try(
     spec: Path, tasks: Path, key: str | None, answer: str | None, overrides: Sequence[str]
 ) -> int:
     """Open an episode, make the calls that standard input names, grade and close it."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = Terminal(soft_wrap=True)
     # A shell that starts this in the background has it ignored, and with it all that stand for it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for end in (signal.SIGTERM, signal.SIGHUP):
@@ -88,7 +89,11 @@ def load_task(path: Path, key: str | None) -> dict[str, Any]:
 
 
 async def _try(
-    spec: Path, task: dict[str, Any], answer: str | None, overrides: Sequence[str], console: Console
+    spec: Path,
+    task: dict[str, Any],
+    answer: str | None,
+    overrides: Sequence[str],
+    console: Terminal,
 ) -> int:
     given = load_spec(spec, overrides)
     section = given.get(GATEWAY, {})
@@ -114,11 +119,11 @@ async def _try(
 def _show_warning(line: str) -> None:
     """The gateway's other lines are for log files."""
     if '"level": "info"' not in line:
-        print(line, file=sys.stderr)
+        say(line, file=sys.stderr)
 
 
 async def _open(
-    stub: Any, section: Mapping[str, Any], task: dict[str, Any], console: Console
+    stub: Any, section: Mapping[str, Any], task: dict[str, Any], console: Terminal
 ) -> pb.OpenEpisodeResponse:
     """Says what it does meanwhile. Raises TryError."""
     env_key = env_key_of(task)
@@ -132,28 +137,28 @@ async def _open(
         raise TryError(f"{what}; {mend(str(error), where)}") from error
 
 
-def _tell(console: Console) -> Callable[[pb.OpenEpisodeResponse], None]:
+def _tell(console: Terminal) -> Callable[[pb.OpenEpisodeResponse], None]:
     def tell(response: pb.OpenEpisodeResponse) -> None:
         trying = f": {response.detail}, trying again" if response.detail else ""
         if response.state != pb.EPISODE_STATE_FAILED:
-            console.print(f"{state_name(response)}{trying}", style="dim", markup=False)
+            console.print(f"{state_name(response)}{trying}", style="dim")
 
     return tell
 
 
-def _show_ready(ready: pb.EpisodeReady, console: Console) -> None:
+def _show_ready(ready: pb.EpisodeReady, console: Terminal) -> None:
     console.print(f"instance {ready.instance_id}, opened in {ready.open_time.ToTimedelta()}")
-    console.print(f"prompt   {ready.facts.prompt}", markup=False)
+    console.print(f"prompt   {ready.facts.prompt}")
     for part in ready.initial_observation:
-        console.print(f"shows    {_text(part)}", markup=False)
+        console.print(f"shows    {_text(part)}")
     for tool in ready.tools:
         schema = json.loads(tool.input_schema_json or "{}")
         arguments = ", ".join(schema.get("properties", {}))
         description = tool.description.splitlines()[:1]
-        console.print(f"tool     {tool.name}({arguments})  {''.join(description)}", markup=False)
+        console.print(f"tool     {tool.name}({arguments})  {''.join(description)}")
 
 
-async def _calls(stub: Any, episode_id: str, console: Console) -> list[bytes]:
+async def _calls(stub: Any, episode_id: str, console: Terminal) -> list[bytes]:
     """Make the calls that standard input names; returns what was said, as transcript lines."""
     messages: list[bytes] = []
     if sys.stdin is not None and sys.stdin.isatty():
@@ -163,7 +168,7 @@ async def _calls(stub: Any, episode_id: str, console: Console) -> list[bytes]:
     while line := await _line(lines):
         match = _CALL.fullmatch(line)
         if match is None:
-            console.print(f"not a call: {line}  (a name, then a JSON object)", markup=False)
+            console.print(f"not a call: {line}  (a name, then a JSON object)")
             continue
         request = pb.CallToolRequest(
             episode_id=episode_id,
@@ -175,7 +180,7 @@ async def _calls(stub: Any, episode_id: str, console: Console) -> list[bytes]:
         answer = await stub.CallTool(request, timeout=_CALL_S)
         outcome = pb.ToolOutcome.Name(answer.outcome).removeprefix("TOOL_OUTCOME_").lower()
         texts = [_text(part) for part in answer.parts]
-        console.print(f"{match['name']}: {outcome}", *texts, markup=False)
+        console.print(f"{match['name']}: {outcome}", *texts)
         messages += [_message("assistant", line), _message("tool", "\n".join(texts))]
         if answer.done:
             break
@@ -223,22 +228,22 @@ async def _line(lines: asyncio.StreamReader) -> str:
 
 
 async def _grade(
-    stub: Any, episode_id: str, answer: str | None, messages: Sequence[bytes], console: Console
+    stub: Any, episode_id: str, answer: str | None, messages: Sequence[bytes], console: Terminal
 ) -> int:
     header = pb.GradeHeader(episode_id=episode_id, final_answer=answer)
     requests = [pb.GradeRequest(header=header)]
     requests += [pb.GradeRequest(transcript_chunk=message) for message in messages]
     grade: pb.GradeResponse = await stub.Grade(iter(requests), timeout=_GRADE_S)
     for check in grade.checks_passed:
-        console.print(f"passed   {check}", markup=False)
+        console.print(f"passed   {check}")
     for check in grade.checks_failed:
-        console.print(f"failed   {check}", markup=False)
+        console.print(f"failed   {check}")
     for line in grade.suspicion.splitlines():
-        console.print(f"suspect  {line}", markup=False)
+        console.print(f"suspect  {line}")
     if grade.HasField("reward"):
         console.print(f"reward   {grade.reward:g}")
         return _OK
-    console.print(f"no grade {no_grade_name(grade)}: {grade.no_grade.detail}", markup=False)
+    console.print(f"no grade {no_grade_name(grade)}: {grade.no_grade.detail}")
     return _FAILED
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import grpc
 import grpc.aio
-from rich.console import Console
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common.rpc import duration, service_error
@@ -24,6 +23,7 @@ from services.launcher.console.connection import (
     start_run,
 )
 from services.launcher.console.interrupts import InterruptedByUserError, Interrupts
+from services.launcher.console.terminal import Terminal
 from services.launcher.console.views import View, viewing
 from services.launcher.store import Store
 
@@ -70,7 +70,7 @@ class Followed:
     board: Board = field(default_factory=Board)
 
 
-async def run_to_end(runs: Path, wish: Wish, console: Console, interrupts: Interrupts) -> Outcome:
+async def run_to_end(runs: Path, wish: Wish, console: Terminal, interrupts: Interrupts) -> Outcome:
     """Start what is wished and watch it to its end, under another launcher should one die. Raises
     LauncherError, AioRpcError."""
     began, followed = time.monotonic(), Followed(int(time.time()))
@@ -82,7 +82,7 @@ async def run_to_end(runs: Path, wish: Wish, console: Console, interrupts: Inter
                 run = await _run_under_one(runs, wish, request_id, followed, console, interrupts)
                 break
             except LauncherGoneError:
-                console.print("The launcher has died; another one takes over.", highlight=False)
+                console.print("The launcher has died; another one takes over.")
         else:
             message = f"{SUCCESSORS} launchers died one after the other; see {runs}/launcher.log"
             raise LauncherError(message)
@@ -97,14 +97,14 @@ async def _run_under_one(
     wish: Wish,
     request_id: str,
     followed: Followed,
-    console: Console,
+    console: Terminal,
     interrupts: Interrupts,
 ) -> pb.Run:
     async with connected(runs, interrupts, start=True) as connection:
         if not followed.run_id:
             began = _begin(connection, wish, request_id, followed, console, interrupts)
             run_id = followed.run_id = await began
-            console.print(f"Run {run_id} in {runs / run_id}", highlight=False, soft_wrap=True)
+            console.print(f"Run {run_id} in {runs / run_id}", soft_wrap=True)
         if not wish.detach:
             await _follow(connection, followed, console, interrupts)
         request = pb.GetRunRequest(run_id=followed.run_id)
@@ -116,7 +116,7 @@ async def _begin(
     wish: Wish,
     request_id: str,
     followed: Followed,
-    console: Console,
+    console: Terminal,
     interrupts: Interrupts,
 ) -> str:
     """Start the run. A launcher of our own goes when we do, with all that it began; any other is
@@ -179,7 +179,7 @@ def _begun(runs: Path, request_id: str) -> pb.Run | None:
 
 
 async def _follow(
-    connection: Connection, followed: Followed, console: Console, interrupts: Interrupts
+    connection: Connection, followed: Followed, console: Terminal, interrupts: Interrupts
 ) -> None:
     run_id = followed.run_id
     async with asyncio.TaskGroup() as tasks:

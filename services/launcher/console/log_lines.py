@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-from rich.console import Console
-
 from services.common.log import readable
+from services.common.text import say_json
+from services.launcher.console.terminal import Terminal
 
 _STYLES = {"warning": "yellow", "error": "red", "critical": "bold red"}
 
@@ -14,7 +14,7 @@ class LogPrinter:
     """Prints lines as they come. `as_json`: one object a line, in a pipe too."""
 
     def __init__(self, *, as_json: bool) -> None:
-        self._console = Console()
+        self._console = Terminal()
         self._as_json = as_json or not self._console.is_terminal
 
     def line(self, source: str, text: str) -> None:
@@ -23,7 +23,7 @@ class LogPrinter:
         event = _event(text)
         if self._as_json:
             told = {"source": source, **(event or {"event": text})}
-            print(json.dumps(told, ensure_ascii=False), flush=True)
+            say_json(told)
             return
         shown = text if event is None else readable(event)
         self._console.print(

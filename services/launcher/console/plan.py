@@ -8,6 +8,7 @@ from typing import Any
 
 from services.common.config import canonical_json, load_spec
 from services.common.errors import ConfigError
+from services.common.text import say
 from services.launcher import budget, preflight
 from services.launcher.adapters.sky_prices import prices
 from services.launcher.config import LauncherConfig
@@ -35,17 +36,17 @@ def plan(
         _print_machine(read) if one_machine else _print_services(read, runs)
         found = files(path, spec, read, runs, overrides, one_machine=one_machine)
     except (ConfigError, BadSpecError, BackendError) as error:
-        print(f"error: {error}")
+        say(f"error: {error}")
         return BAD_SPEC
     if out is None:
         for name, text in found.items():
-            print(f"\n# {name}\n{text}", end="")
+            say(f"\n# {name}\n{text}", end="")
         return OK
     head = header(path, overrides, out, one_machine=one_machine)
     out.mkdir(parents=True, exist_ok=True)
     for name, text in found.items():
         (out / name).write_text(f"{head}{text}", encoding="utf-8")
-        print(f"wrote {out / name}")
+        say(f"wrote {out / name}")
     return OK
 
 
@@ -91,33 +92,33 @@ def _print_machine(read: Plan) -> None:
     machines = candidates.machines_of(read.config.sky, LEARNER)
     price = prices().cheapest(machines)
     shown = ", or ".join(tasks.describe(machine) for machine in machines.candidates)
-    print(f"{read.name}: all services on one machine: {shown}; {_dollars(price)}")
+    say(f"{read.name}: all services on one machine: {shown}; {_dollars(price)}")
     if lost := offers.unkept(read.spec.get(LEARNER, {}), read.config):
-        print(f"warning: {lost}; {offers.KEEP}, or launch with --env {REMOTE}=s3://BUCKET/PREFIX")
+        say(f"warning: {lost}; {offers.KEEP}, or launch with --env {REMOTE}=s3://BUCKET/PREFIX")
 
 
 def _print_services(read: Plan, runs: Path) -> None:
     """Services, replicas, candidates, prices, warnings."""
     sky = read.config.sky
     kind = "one managed Job Group" if sky.mode == "group" else "a cluster per replica"
-    print(f"{read.name}: {kind}; network {sky.network}")
+    say(f"{read.name}: {kind}; network {sky.network}")
     prices: dict[str, float] = {}
     known = True
     for service, count in read.config.replicas().items():
         launch = _launch(read, runs, (service, 0))
         offer = _offerer().offer(launch, runs / read.name / FOLDER)
-        print(f"  {service} x {count}: {offer.resources}; {_dollars(offer.dollars_per_hour)} each")
+        say(f"  {service} x {count}: {offer.resources}; {_dollars(offer.dollars_per_hour)} each")
         prices[service] = offer.dollars_per_hour or 0.0
         known = known and offer.dollars_per_hour is not None
     total = budget.estimate(prices, read.config.replicas())
     beyond = "" if known else ", and what is not known" if total else ""
-    print(f"  in total: {_dollars(total if total or known else None)}{beyond}")
+    say(f"  in total: {_dollars(total if total or known else None)}{beyond}")
     for line in _limits(read.config, prices, total):
-        print(f"  {line}")
+        say(f"  {line}")
     for warning in offers.warnings(read.spec, read.config):
-        print(f"warning: {warning}")
+        say(f"warning: {warning}")
     if read.config.backend != "sky":
-        print(
+        say(
             'note: launcher.backend is "local": flotilla train starts this on this machine;'
             " --launcher.backend=sky starts it on those"
         )

@@ -3,11 +3,12 @@ which."""
 
 from typing import Any
 
-from rich.console import Console
+from rich.text import Text
 
 from services.common.config import parse
 from services.launcher.config import LauncherConfig
 from services.launcher.console.interrupts import Interrupts
+from services.launcher.console.terminal import Terminal
 from services.launcher.inherited import inherited_by_all
 from services.launcher.prepare import PrepareError, Surroundings, make, parse_all
 
@@ -15,7 +16,7 @@ __all__ = ["PrepareError", "parse_all", "run_all"]
 
 
 async def run_all(
-    spec: dict[str, Any], console: Console, interrupts: Interrupts, *, refresh: bool
+    spec: dict[str, Any], console: Terminal, interrupts: Interrupts, *, refresh: bool
 ) -> None:
     """Make what is missing and, with `refresh`, what is out of date. A run that goes on keeps what
     it began with. Raises PrepareError, InterruptedByUserError."""
@@ -26,7 +27,8 @@ async def run_all(
             continue
         message = prepare.message or f"Making {prepare.creates}"
         if console.is_terminal:
-            with console.status(message):
+            # A text, or it would be taken for markup.
+            with console.status(Text(message)):
                 await interrupts.unless(make(prepare, around))
         else:
             console.print(message, soft_wrap=True)

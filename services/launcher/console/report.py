@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
+
+from services.launcher.console.terminal import Terminal
 
 METRICS_FILE = "metrics.jsonl"
 SUMMARY_FILE = "summary.json"
@@ -114,13 +115,13 @@ def draw_curve(run_dir: Path) -> Path | None:
     return path
 
 
-def print_report(run_dir: Path, console: Console, *, evaluated: bool = False) -> None:
+def print_report(run_dir: Path, console: Terminal, *, evaluated: bool = False) -> None:
     """The table, if there was an evaluation, and the files. `evaluated`: without training."""
     if not run_dir.exists():
         text = (
             f"The files of run {run_dir.name} are where its launcher runs, in runs/{run_dir.name}"
         )
-        console.print(text, highlight=False, soft_wrap=True)
+        console.print(text, soft_wrap=True)
         return
     summary = read_summary(run_dir)
     if summary is not None and summary.get("eval"):
@@ -137,4 +138,4 @@ def print_report(run_dir: Path, console: Console, *, evaluated: bool = False) ->
     }
     for name, meaning in files.items():
         if (run_dir / name).exists():
-            console.print(f"{run_dir / name}  {meaning}", highlight=False, soft_wrap=True)
+            console.print(f"{run_dir / name}  {meaning}", soft_wrap=True)

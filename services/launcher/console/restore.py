@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from services.common.child_environment import child_environment
 from services.common.interpreter import python
+from services.launcher.console.terminal import Terminal
 from services.launcher.inherited import STORE
 
 
@@ -22,26 +21,26 @@ def is_url(run: str) -> bool:
     return "://" in run
 
 
-def restore(url: str, spec: Path, runs: Path, overrides: Sequence[str], console: Console) -> str:
+def restore(url: str, spec: Path, runs: Path, overrides: Sequence[str], console: Terminal) -> str:
     """Have the run of a URL in the runs folder; returns its id. Raises RestoreFailedError."""
     arguments = [url, "--config", str(spec), "--runs", str(runs), *overrides]
-    console.print(f"Restoring {url}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"Restoring {url}", soft_wrap=True)
     found = _told_by("services.learner.restore", arguments, console)
     text = f"Restored run {found['run_id']} at step {found['step']}"
-    console.print(text + _losses(found), markup=False, highlight=False, soft_wrap=True)
+    console.print(text + _losses(found), soft_wrap=True)
     return str(found["run_id"])
 
 
-def accept_loss(run_dir: Path, console: Console) -> None:
+def accept_loss(run_dir: Path, console: Terminal) -> None:
     """Have a stopped run give up what its journal has lost. Raises RestoreFailedError."""
     found = _told_by("services.learner.accept_loss", [str(run_dir)], console)
     text = "The journal has lost nothing that is known: --accept-loss changes nothing"
     if found:
         text = f"Run {found['run_id']} goes on from step {found['step']}"
-    console.print(text + _losses(found), markup=False, highlight=False, soft_wrap=True)
+    console.print(text + _losses(found), soft_wrap=True)
 
 
-def _told_by(module: str, arguments: Sequence[str], console: Console) -> dict[str, Any]:
+def _told_by(module: str, arguments: Sequence[str], console: Terminal) -> dict[str, Any]:
     """Return what a program of the learner prints: store and journal are the learner's, so they are
     read in a process of its own."""
     command = [*python("-m", module), *arguments]
@@ -49,7 +48,7 @@ def _told_by(module: str, arguments: Sequence[str], console: Console) -> dict[st
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
     told, _, error = done.stderr.rpartition("error: ") if done.returncode else (done.stderr, "", "")
     if told.strip():
-        console.print(told.strip(), markup=False, highlight=False, soft_wrap=True)
+        console.print(told.strip(), soft_wrap=True)
     if done.returncode:
         raise RestoreFailedError(error.strip() or f"{module} ended with {done.returncode}")
     return json.loads(done.stdout)

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from services.common.child_environment import child_environment
 from services.common.interpreter import python
 from services.launcher.adapters.tokens import Decode, NoTokenizerError, decoder
 from services.launcher.console.commands import JOURNAL, NoRunError, fail, run_dir_of
 from services.launcher.console.show_text import draw
+from services.launcher.console.terminal import Terminal
 
 _OK = 0
 
@@ -70,12 +69,12 @@ def show_tasks(run_id: str, runs: Path) -> int:
     if read.returncode != 0:
         return fail(read.stderr.strip())
     tasks = [json.loads(line) for line in read.stdout.splitlines()]
-    console = Console()
+    console = Terminal()
     for task in tasks:
         head = f"{task['standing']:<12} {task['env_key']}  {task['task_key']}"
-        console.print(f"{head}  {task['reason']}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"{head}  {task['reason']}", soft_wrap=True)
     text = f"{len(tasks)} tasks are parked or quarantined"
-    console.print(text, style="dim", highlight=False)
+    console.print(text, style="dim")
     return _OK
 
 
@@ -97,9 +96,9 @@ def _decoder(run_dir: Path, policy: str | None) -> Decode:
 
 
 def _print(attempts: Sequence[dict[str, Any]], matched: int, decode: Decode) -> None:
-    console = Console()
+    console = Terminal()
     for attempt in attempts:
         console.print(draw(attempt, decode), soft_wrap=True)
     text = f"{len(attempts)} of {matched} attempts"
     text += "; -n shows more" if len(attempts) < matched else ""
-    console.print(text, style="dim", highlight=False)
+    console.print(text, style="dim")

@@ -4,12 +4,12 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC
 
-from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.launcher.console.board import ENDED, STATE_NAMES, alarm_text, duration_text
+from services.launcher.console.terminal import Terminal
 from services.launcher.console.views import ALARM_STYLES, numbers
 
 _RATES = ("training pass@1", "held-out pass@1")
@@ -34,28 +34,28 @@ def all_runs(runs: Sequence[pb.Run]) -> Table:
     return table
 
 
-def print_table(table: Table, console: Console) -> None:
+def print_table(table: Table, console: Terminal) -> None:
     """Whole: what does not fit into the terminal's width is wrapped by it, for ids are copied."""
     table.width = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
     console.print(table, crop=False, soft_wrap=True)
 
 
-def print_run(run: pb.Run, place: Callable[[str], str], console: Console, *, alone: bool) -> None:
+def print_run(run: pb.Run, place: Callable[[str], str], console: Terminal, *, alone: bool) -> None:
     """One run; `place` says where its files are, `alone` that it has no launcher."""
-    console.print(f"{run.run_id}  {STATE_NAMES[run.state]}", style="bold", highlight=False)
+    console.print(f"{run.run_id}  {STATE_NAMES[run.state]}", style="bold")
     if alone and run.state not in ENDED:
         console.print("its launcher is gone, and no other could take over")
     for said in (run.error, run.unreachable and f"the backend cannot be asked: {run.unreachable}"):
         if said:
-            console.print(said, markup=False, highlight=False)
-    console.print(_ending(run), markup=False, highlight=False, soft_wrap=True)
+            console.print(said)
+    console.print(_ending(run), soft_wrap=True)
     print_table(_replicas(run), console)
     for alarm in run.alarms:
         style = ALARM_STYLES[alarm.severity]
-        console.print(alarm_text(alarm), style=style, markup=False, highlight=False, soft_wrap=True)
+        console.print(alarm_text(alarm), style=style, soft_wrap=True)
     for name, value in sorted(run.metrics.items()):
-        console.print(f"{name} = {value:.6g}", highlight=False)
-    console.print(f"files: {place(run.directory)}", highlight=False, soft_wrap=True)
+        console.print(f"{name} = {value:.6g}")
+    console.print(f"files: {place(run.directory)}", soft_wrap=True)
 
 
 def _replicas(run: pb.Run) -> Table:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
-from rich.console import Console
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common import rpc
@@ -23,6 +22,7 @@ from services.launcher.console.board import ENDED
 from services.launcher.console.connection import LauncherError
 from services.launcher.console.follow import Outcome, Wish, run_to_end
 from services.launcher.console.interrupts import InterruptedByUserError, Interrupts
+from services.launcher.console.terminal import Terminal
 from services.launcher.console.views import RunConsole
 from services.launcher.console.watch import leave
 from services.launcher.plan import SPEC_FILE
@@ -141,17 +141,17 @@ def _check_is_the_same(
 
 
 def _say_what_differs(
-    stored: StoredRun, spec: dict[str, Any], overrides: Sequence[str], console: Console
+    stored: StoredRun, spec: dict[str, Any], overrides: Sequence[str], console: Terminal
 ) -> None:
     """An evaluation is of the run, whatever has become of the file since."""
     found = changes(_changed(stored, overrides), spec)
     if found:
         told = "\n".join(f"  {change.told()}" for change in found)
         text = f"Run {stored.run.run_id} is evaluated as it was trained, not as the file is now:"
-        console.print(f"{text}\n{told}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"{text}\n{told}", soft_wrap=True)
 
 
-def _main(request: Any, runs: Path, console: Console, *, detach: bool = False) -> int:
+def _main(request: Any, runs: Path, console: Terminal, *, detach: bool = False) -> int:
     """Do it, and turn what goes wrong into a message and an exit code."""
     try:
         asked = request()
@@ -173,12 +173,12 @@ def _run(work: Coroutine[Any, Any, int]) -> int:
     return asyncio.run(work)
 
 
-def _fail(console: Console, message: str, code: int) -> int:
-    console.print(f"error: {message}", markup=False, highlight=False, soft_wrap=True)
+def _fail(console: Terminal, message: str, code: int) -> int:
+    console.print(f"error: {message}", soft_wrap=True)
     return code
 
 
-async def _carry_out(request: Request, runs: Path, console: Console) -> int:
+async def _carry_out(request: Request, runs: Path, console: Terminal) -> int:
     interrupts = Interrupts()
     with interrupts.caught():
         try:
@@ -191,7 +191,7 @@ async def _carry_out(request: Request, runs: Path, console: Console) -> int:
         return _conclude(outcome, request, runs, console)
 
 
-def _conclude(outcome: Outcome, request: Request, runs: Path, console: Console) -> int:
+def _conclude(outcome: Outcome, request: Request, runs: Path, console: Terminal) -> int:
     run = outcome.run
     if run is None:
         console.print("Interrupted before the run began; the same command starts over.")
@@ -218,10 +218,10 @@ def _conclude(outcome: Outcome, request: Request, runs: Path, console: Console) 
     if run.state == pb.RUN_STATE_FAILED:
         _fail(console, f"run {run.run_id} failed: {run.error}", FAILED)
     elif run.cleanup == pb.CLEANUP_LEAK_SUSPECTED:
-        console.print(f"Run {run.run_id} was stopped.", highlight=False)
+        console.print(f"Run {run.run_id} was stopped.")
     else:
-        console.print(f"Run {run.run_id} was stopped; nothing of it is running.", highlight=False)
-    console.print(_what_next(run, request, runs), markup=False, highlight=False, soft_wrap=True)
+        console.print(f"Run {run.run_id} was stopped; nothing of it is running.")
+    console.print(_what_next(run, request, runs), soft_wrap=True)
     return INTERRUPTED if outcome.interrupted else FAILED
 
 

@@ -7,7 +7,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import IO, Any, Protocol, cast
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -15,6 +15,7 @@ from rich.text import Text
 
 from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
 from services.launcher.console.board import STATE_NAMES, Board, alarm_text, duration_text
+from services.launcher.console.terminal import Terminal
 
 TRAINING, HELD_OUT = "reward/avg_pass_at_1", "eval/all/pass_at_1"
 # Metric, heading and format of the numbers shown, in this order, where the learner sends them.
@@ -62,7 +63,7 @@ def _of_a_pipe(error: OSError) -> OSError:
     return BrokenPipeError(*error.args) if error.errno == errno.EIO else error
 
 
-class RunConsole(Console):
+class RunConsole(Terminal):
     """Goes on in silence when its reader is gone: a run does not end because `tee` did, or a
     terminal."""
 
@@ -92,12 +93,12 @@ def numbers(metrics: Mapping[str, float]) -> dict[str, str]:
 class PlainView:
     """One line for each thing that happens and for each step."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Terminal) -> None:
         self._console = console
         self._shown: tuple[str, int] = ("", 0)
 
     def line(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(text, soft_wrap=True)
 
     def update(self, board: Board) -> None:
         if (board.phase, board.step) == self._shown:
@@ -121,7 +122,7 @@ class LiveView:
         self._live = live
 
     def line(self, text: str) -> None:
-        self._live.console.print(text, markup=False, highlight=False, style="dim")
+        self._live.console.print(text, style="dim")
 
     def update(self, board: Board) -> None:
         self._live.update(draw(board), refresh=True)
@@ -164,7 +165,7 @@ def _alarms(board: Board) -> list[Text]:
 
 
 @contextmanager
-def viewing(console: Console) -> Generator[View]:
+def viewing(console: Terminal) -> Generator[View]:
     """The view that fits the console."""
     if not console.is_terminal:
         yield PlainView(console)

@@ -3,8 +3,6 @@
 import time
 from pathlib import Path
 
-from rich.console import Console
-
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.launcher.console import hints, report
 from services.launcher.console.board import ENDED, STATE_NAMES
@@ -13,6 +11,7 @@ from services.launcher.console.connection import Connection, LauncherGoneError
 from services.launcher.console.follow import SUCCESSORS, Followed, watch_to_end
 from services.launcher.console.interrupts import InterruptedByUserError, Interrupts
 from services.launcher.console.known import KnownRuns, look_up
+from services.launcher.console.terminal import Terminal
 from services.launcher.console.views import RunConsole, View, viewing
 
 _OK, _FAILED, _INTERRUPTED = 0, 1, 130
@@ -24,7 +23,7 @@ def watch(run_id: str, runs: Path) -> int:
 
     async def work(known: KnownRuns, interrupts: Interrupts) -> int:
         run = await interrupts.unless(look_up(known, run_id))
-        console.print(f"Run {run.run_id} {STATE_NAMES[run.state]}", highlight=False)
+        console.print(f"Run {run.run_id} {STATE_NAMES[run.state]}")
         if run.state not in ENDED:
             followed = Followed(int(time.time()), run.run_id)
             with viewing(console) as view:
@@ -67,7 +66,7 @@ async def stayed(
     return True
 
 
-def leave(console: Console, run_id: str, runs: Path, stopping: str) -> None:
+def leave(console: Terminal, run_id: str, runs: Path, stopping: str) -> None:
     """Say that the run goes on, and what one can do about it."""
     lines = (
         f"Run {run_id} goes on.",
@@ -75,15 +74,15 @@ def leave(console: Console, run_id: str, runs: Path, stopping: str) -> None:
         f"  {stopping}   stops it",
     )
     for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
-def _conclude(run: pb.Run, runs: Path, console: Console) -> int:
+def _conclude(run: pb.Run, runs: Path, console: Terminal) -> int:
     if run.state == pb.RUN_STATE_COMPLETED:
         evaluated = run.mode == pb.RUN_MODE_EVAL_ONLY
         report.print_report(runs / run.run_id, console, evaluated=evaluated)
         return _OK
     if run.state == pb.RUN_STATE_FAILED:
         return fail(f"run {run.run_id} failed: {run.error}")
-    console.print(f"Run {run.run_id} was stopped.", highlight=False)
+    console.print(f"Run {run.run_id} was stopped.")
     return _FAILED

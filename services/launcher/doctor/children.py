@@ -11,6 +11,7 @@ from typing import Any
 
 from services.common import interpreter
 from services.common.child_environment import child_environment
+from services.common.text import say_json
 from services.launcher.doctor.results import Finding, Status, fail, first_line
 
 _ADAPTERS = "services.launcher.adapters"
@@ -68,4 +69,4 @@ async def ask(
 def answer(probe: Callable[[Mapping[str, Any]], list[Finding]]) -> None:
     """In the process: question from standard input, findings to standard output."""
     findings = probe(json.load(sys.stdin))
-    print(json.dumps([[finding.status.value, finding.detail] for finding in findings]))
+    say_json([[finding.status.value, finding.detail] for finding in findings])

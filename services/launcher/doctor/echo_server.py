@@ -9,7 +9,6 @@ ring too, which the nodes must reach: it is best one of them.
 
 import argparse
 import asyncio
-import json
 import os
 import signal
 import sys
@@ -21,6 +20,7 @@ import grpc
 from services.common import rpc
 from services.common.arguments import read_token
 from services.common.errors import ConfigError
+from services.common.text import say, say_json
 from services.common.tls import Tls, read_tls
 from services.launcher.doctor.seat import Outcome, Seat, seat_from, sit
 
@@ -54,7 +54,7 @@ async def serve(listen: str, token: str, tls: Tls | None, *, until_eof: bool) ->
         loop.add_reader(sys.stdin.fileno(), over.set)
     async with rpc.serving(server, listen, grace_s=_GRACE_S, tls=tls) as at:
         at.set_serving(True)
-        print(json.dumps({"address": at.address}), flush=True)
+        say_json({"address": at.address})
         await over.wait()
 
 
@@ -73,7 +73,7 @@ def main() -> int:
         token, tls = read_token(given.token_file), read_tls(given.tls_dir)
         asyncio.run(serve(given.listen, token, tls, until_eof=given.until_eof))
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 

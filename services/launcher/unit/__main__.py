@@ -19,6 +19,7 @@ from services.common import log, rpc
 from services.common.config import load_spec, parse
 from services.common.errors import ConfigError
 from services.common.private_process import keep_private
+from services.common.text import say
 from services.launcher.adapters.local import LocalBackend
 from services.launcher.adapters.unit_registry import Sender, UnitRegistry
 from services.launcher.config import LauncherConfig
@@ -87,7 +88,7 @@ async def watch(wish: Wish, secrets: Handover) -> int:
     async with _watcher(wish, secrets) as watcher:
         _obey_signals(watcher)
         ending = await watcher.run()
-    print(f"{wish.arguments.here[0]} ended with code {ending.code}", file=sys.stderr)
+    say(f"{wish.arguments.here[0]} ended with code {ending.code}", file=sys.stderr)
     return ending.shell_code
 
 
@@ -199,7 +200,7 @@ def main() -> int:
             log.get_logger(__name__).info("watching", command=shlex.join(arguments.command))
             return asyncio.run(watch(wish, secrets))
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", file=sys.stderr)
         return EXIT_BAD_CONFIG
 
 

@@ -6,7 +6,6 @@ I1: no attempt is in two steps. I2: every trajectory that was acknowledged was t
 failed, dropped with a reason, or waits.
 """
 
-import json
 import sqlite3
 import sys
 from collections import Counter
@@ -14,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from services.common.text import say, say_json
 from services.learner.journal.connection import JournalError
 from services.learner.journal.plans import plans_after
 from services.learner.journal.rows import accounts
@@ -63,15 +63,15 @@ def audit(db: sqlite3.Connection) -> Audit:
 def main(argv: Sequence[str]) -> int:
     """0 when the invariants hold, 1 when they do not, 2 when the journal cannot be read."""
     if len(argv) != 1:
-        print(__doc__, file=sys.stderr)
+        say(__doc__ or "", file=sys.stderr)
         return 2
     try:
         with reading(Path(argv[0])) as db:
             found = audit(db)
     except JournalError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", file=sys.stderr)
         return 2
-    print(json.dumps({**asdict(found), "holds": found.holds}))
+    say_json({**asdict(found), "holds": found.holds})
     return 0 if found.holds else 1
 
 

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable
 from typing import BinaryIO
 
+from services.common.text import say
 from services.learner.rank import wire
 
 ORPHANED = 3
@@ -65,7 +66,7 @@ def _answer(handle: Callable[[wire.Message], wire.Message], message: wire.Messag
         return {"id": message["id"], "result": handle(message)}
     # The boundary of the process: whatever went wrong, the parent must hear of it.
     except Exception as error:  # noqa: BLE001
-        traceback.print_exc(file=sys.stderr)
+        say(traceback.format_exc(), end="", file=sys.stderr)
         return {"id": message["id"], "error": f"{type(error).__name__}: {error}"}
 
 

@@ -9,11 +9,13 @@ import base64
 import json
 import os
 import sqlite3
+import sys
 import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
 from environments import api
+from services.common.text import say
 
 # With the answer's line feed, what the gateway reads of one answer at most.
 MAX_ANSWER_BYTES = 64 * 2**20
@@ -42,7 +44,7 @@ class Host:
             return self._operations[request["op"]](request)
         except Exception as error:  # noqa: BLE001
             # An app's own fault. It is told, and the other instances go on.
-            traceback.print_exc()
+            say(traceback.format_exc(), end="", file=sys.stderr)
             return {"fault": repr(error)[:500]}
 
     def _open(self, request: Message) -> Message:
