@@ -3,7 +3,6 @@
 A grade that is not known is never 0: it would push the policy away from what may have been right.
 """
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,6 +12,8 @@ from services.env_gateway.authorship import NOBODY, Authorship
 from services.env_gateway.ports import Execution, Report
 from services.env_gateway.printed import CHECK_CHARS, CHECKS_KEPT, Printed, read_printed
 
+# Of rewards, either way: beyond it learners refuse them, lest a mean or a variance overflows.
+MAX_REWARD = 1e6
 _STDOUT_BYTES = 64 * 2**10
 
 
@@ -117,9 +118,10 @@ def _failure(execution: Execution, printed: Printed) -> tuple[Reason | None, str
         return Reason.INSTANCE_LOST, execution.error or "the instance is gone"
     if execution.error is not None:
         return Reason.EXECUTION_FAILED, execution.error
-    if not _is_finite(execution.result):
+    if not _is_reward(execution.result):
         shown = repr(execution.result)[:100]
-        return Reason.EXECUTION_FAILED, f"the verifier returned {shown}, not a finite number"
+        told = f"the verifier returned {shown}; a reward is a number from {-MAX_REWARD:g} to"
+        return Reason.EXECUTION_FAILED, f"{told} {MAX_REWARD:g}, and 1 is a pass"
     if printed.judge_error is not None and execution.result == 0:
         return Reason.JUDGE_ERROR, printed.judge_error
     return None, ""
@@ -129,11 +131,9 @@ def _checks(items: Sequence[object]) -> tuple[str, ...]:
     return tuple(str(item)[:CHECK_CHARS] for item in items[:CHECKS_KEPT])
 
 
-def _is_finite(result: object) -> bool:
-    try:
-        return isinstance(result, bool | int | float) and math.isfinite(result)
-    except OverflowError:  # an int that no float can hold
-        return False
+def _is_reward(result: object) -> bool:
+    # An int may be one that no float can hold; NaN is within no bounds.
+    return isinstance(result, bool | int | float) and -MAX_REWARD <= result <= MAX_REWARD
 
 
 def _bounded(stdout: str) -> str:

@@ -31,7 +31,7 @@ _MAX_SPANS = 4 * _MAX_TURNS
 _MAX_DETAIL = 2000
 # Of the keys of one map of counts, and of each.
 _MAX_NAMED, _MAX_NAME = 8, 200
-_MAX_REWARD = 1e6
+MAX_REWARD = 1e6
 _MIN_LOGPROB = -1e4
 
 
@@ -243,8 +243,8 @@ def _trajectory(
     if reward is not None and stop is not StopReason.CONTEXT_OVERFLOW:
         # Only where the prompt alone was too long had the policy nothing to say.
         _check_policy_wrote(sequences)
-    if header.HasField("partial_reward") and not math.isfinite(header.partial_reward):
-        raise MalformedError(f"partial_reward {header.partial_reward} is not finite")
+    if header.HasField("partial_reward"):
+        _check_reward("partial_reward", header.partial_reward)
     if len(header.detail) > _MAX_DETAIL:
         raise MalformedError(f"detail has {len(header.detail)} characters; at most {_MAX_DETAIL}")
     if (size := len(header.suspicion)) > _MAX_DETAIL:
@@ -270,6 +270,12 @@ def _trajectory(
     )
 
 
+def _check_reward(name: str, value: float) -> None:
+    # NaN is within no bounds.
+    if not -MAX_REWARD <= value <= MAX_REWARD:
+        raise MalformedError(f"{name} {value} is not from {-MAX_REWARD:g} to {MAX_REWARD:g}")
+
+
 def _check_policy_wrote(sequences: Items[Sequence]) -> None:
     if not any(len(sequence.logprobs) for sequence in sequences):
         raise MalformedError("a graded attempt has no token of the policy")
@@ -280,8 +286,7 @@ def _outcome(
 ) -> tuple[float | None, FailureKind | None, str]:
     kind = header.WhichOneof("outcome")
     if kind == "reward":
-        if not (math.isfinite(header.reward) and abs(header.reward) <= _MAX_REWARD):
-            raise MalformedError(f"reward {header.reward} is out of bounds")
+        _check_reward("reward", header.reward)
         return header.reward, None, ""
     if kind == "no_grade":
         name = trajectory_pb2.NoGradeReason.Name(header.no_grade)

@@ -171,6 +171,14 @@ def _partial_reward_is_no_number(s: Submission) -> None:
     s.header.partial_reward = float("nan")
 
 
+def _reward_overflows_a_mean(s: Submission) -> None:
+    s.header.reward = 1e308
+
+
+def _partial_reward_overflows_a_mean(s: Submission) -> None:
+    s.header.partial_reward = -1e7
+
+
 def _attempt_out_of_bounds(s: Submission) -> None:
     s.header.key.attempt_index = 2
 
@@ -182,6 +190,7 @@ def _attempt_out_of_bounds(s: Submission) -> None:
         *(_negative_token, _uncovered, _no_outcome, _infinite_reward, _no_stop, _wrong_digest),
         *(_too_long, _policy_goes_back, _attempt_out_of_bounds, _begins_with_the_policy),
         *(_other_temperature, _partial_reward_is_no_number),
+        *(_reward_overflows_a_mean, _partial_reward_overflows_a_mean),
     ],
     ids=lambda spoil: spoil.__name__.strip("_"),
 )

@@ -11,6 +11,7 @@ from services.common.config import parse
 from services.common.errors import ConfigError
 from services.env_gateway.config import EnvGatewayConfig
 from services.env_gateway.grading import (
+    Reason,
     judge,
     partial_reward,
 )
@@ -116,11 +117,23 @@ def test_any_output_is_parsed(stdout: str) -> None:
 
 
 @given(JSON)
-def test_a_reward_is_known_exactly_when_the_result_is_a_finite_number(result: Any) -> None:
+def test_a_reward_is_known_exactly_when_the_result_is_a_number_within_bounds(result: Any) -> None:
     grade = judge(Execution(result=result), attempts=1)
     assert (grade.reward is None) == (grade.reason is not None)
+    assert grade.reward is None or abs(grade.reward) <= 1e6
     if isinstance(result, str | list | dict) or result is None:
         assert grade.reward is None
+
+
+@pytest.mark.parametrize(
+    "result", [1e308, -1e308, 1.0000001e6, 10**400, -(2**63), float("nan"), float("-inf")]
+)
+def test_a_reward_that_would_overflow_a_mean_is_no_grade_and_says_so(result: float) -> None:
+    grade = judge(Execution(result=result), attempts=1)
+    assert (grade.reward, grade.reason) == (None, Reason.EXECUTION_FAILED)
+    assert "a reward is a number from -1e+06 to 1e+06, and 1 is a pass" in grade.detail
+    for within in (1e6, -1e6, 0, True, 0.5):
+        assert judge(Execution(result=within), attempts=1).reward == within
 
 
 @given(st.floats(0.01, 1.0), st.integers(0, 2**32), st.none() | st.floats(0, 100))

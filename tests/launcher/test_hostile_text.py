@@ -27,7 +27,7 @@ from services.launcher.console.status_json import status_json
 from services.launcher.console.status_text import all_runs, print_run, print_table
 from services.launcher.console.terminal import Terminal
 from services.launcher.console.views import LiveView, PlainView, viewing
-from services.launcher.doctor.results import Result, Status
+from services.launcher.doctor.results import Finding, Result, Status
 from services.launcher.plan import BadSpecError
 from tests.hostile_text import HOSTILE, SURROGATES, assert_harmless
 
@@ -55,7 +55,16 @@ RUN = pb.Run(
 )
 ATTEMPT: dict[str, Any] = {
     **dict.fromkeys(
-        ("group_id", "task_key", "task_prompt", "no_grade", "detail", "dropped", "worker_id"),
+        (
+            "group_id",
+            "task_key",
+            "task_prompt",
+            "no_grade",
+            "detail",
+            "dropped",
+            "worker_id",
+            "suspicion",
+        ),
         SURROGATES,
     ),
     **{"reward": None, "partial_reward": None, "failure": SURROGATES, "stop_reason": None},
@@ -157,7 +166,7 @@ def test_logs_for_people_and_for_programs(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    results = [Result(HOSTILE, Status.FAIL, SURROGATES)]
+    results = [Result(HOSTILE, (Finding(Status.FAIL, SURROGATES),))]
 
     def wrong(*_: object) -> object:
         raise BadSpecError(SURROGATES)

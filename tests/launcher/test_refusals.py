@@ -5,12 +5,12 @@ import json
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.launcher import address_file
 from services.launcher.console import train
 from services.launcher.console.follow import Wish
+from services.launcher.console.terminal import Terminal
 from services.launcher.ports import Hooks, Intent, RefusedError
 from tests.launcher.harness import TOKEN, serving, spec
 
@@ -28,7 +28,7 @@ async def test_a_refusal_is_printed_once(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setenv(address_file.REMOTE_VARIABLE, json.dumps(address))
         wished = Wish(json.dumps(spec()), pb.RUN_MODE_TRAIN)
         request = train.Request(spec(), wished, "again", "anew")
-        code = await train._carry_out(request, tmp_path, Console(file=output))  # pyright: ignore[reportPrivateUsage]
+        code = await train._carry_out(request, tmp_path, Terminal(file=output))  # pyright: ignore[reportPrivateUsage]
     assert code == train.FAILED
     assert output.getvalue().count(SAID) == 1, output.getvalue()
     assert " failed: " + SAID in output.getvalue()

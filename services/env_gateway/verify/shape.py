@@ -3,13 +3,12 @@ its own for what a stranger wrote at length.
 """
 
 import ast
-import json
 import resource
 import sys
 import warnings
 from dataclasses import asdict, dataclass
 
-from services.common.text import one_line
+from services.common.text import one_line, say_json
 
 MAX_SOURCE_BYTES = 2**18
 _LINE_CHARS = 120
@@ -59,7 +58,7 @@ def main() -> None:
         told = asdict(find_verifier(source))
     except VerifierError as error:
         told = {"error": str(error)[:1000]}
-    print(json.dumps(told))
+    say_json(told)
 
 
 def _functions(source: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:

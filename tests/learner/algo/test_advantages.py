@@ -40,6 +40,15 @@ def estimate(name: str, given: BatchRewards) -> list[list[float]]:
     return [values.tolist() for values in ADVANTAGES.get(name)(given, CONFIG)]
 
 
+@pytest.mark.parametrize("name", sorted(ESTIMATORS))
+@pytest.mark.parametrize("rewards", [(1e6, -1e6), (1e6, 1e6, 1e6, -1e6), (1e6, 0.0, 1e-300)])
+def test_rewards_at_the_bounds_of_what_is_taken_in_have_finite_advantages(
+    name: str, rewards: tuple[float, ...]
+) -> None:
+    advantages = np.array(estimate(name, batch(rewards)), dtype=np.float32)
+    assert np.isfinite(advantages).all() and np.isfinite(advantages**2).all()
+
+
 def test_grpo_of_half_passed_group_in_closed_form() -> None:
     # Mean 0.5, sample standard deviation sqrt(4 * 0.25 / 3).
     scale = np.sqrt(1 / 3) + 1e-6

@@ -504,6 +504,7 @@ class GradeResponse(google.protobuf.message.Message):
     ATTEMPTS_FIELD_NUMBER: builtins.int
     SUSPICION_FIELD_NUMBER: builtins.int
     reward: builtins.float
+    """From -1e6 to 1e6. What a verifier returns beyond that is no grade."""
     partial_reward: builtins.float
     stdout: builtins.str
     """What the verifier printed, at most 64 KiB."""

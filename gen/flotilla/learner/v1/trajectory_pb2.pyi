@@ -198,7 +198,7 @@ class TrajectoryHeader(google.protobuf.message.Message):
     """The lease under which the attempt was made."""
     worker_id: builtins.str
     reward: builtins.float
-    """Of the whole attempt. A pass is a reward of at least 1.0."""
+    """Of the whole attempt, from -1e6 to 1e6. A pass is a reward of at least 1.0."""
     no_grade: global___NoGradeReason.ValueType
     failure: global___FailureKind.ValueType
     detail: builtins.str
@@ -207,7 +207,7 @@ class TrajectoryHeader(google.protobuf.message.Message):
     """Set when the attempt ended by itself or by a limit."""
     partial_reward: builtins.float
     """Reward for a part of the task, where the verifier tells; never mixed with
-    `reward`.
+    `reward`, and within the same bounds.
     """
     env_key: builtins.str
     task_key: builtins.str
