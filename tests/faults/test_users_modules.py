@@ -31,12 +31,15 @@ EXCEPTIONS = {
     "services/env_gateway/adapters/fleet_openenv/backend.py",
     # Isolated altogether, by -I.
     "services/env_gateway/verify/sandbox.py",
+    "services/env_gateway/verify/finding.py",
     # Remembers by which interpreter an episode was played.
     "services/launcher/doctor/played.py",
     # Hand an interpreter on to what runs it by `interpreter.python`.
     "services/launcher/doctor/subject.py",
     "services/launcher/doctor/echo_server.py",
     "services/launcher/doctor/clouds.py",
+    # Finds a program that was installed beside it.
+    "tools/requirements.py",
 }
 
 
