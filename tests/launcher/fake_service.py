@@ -28,6 +28,8 @@ class FakeConfig(Model):
     message: str = "hello"
     # While this file is there, an alarm is raised.
     alarmed_by: str = ""
+    # While this file is there, no step is taken.
+    held_by: str = ""
     # Variables whose values are in the message of the crash, as vendors' libraries have them.
     repeats: tuple[str, ...] = ()
 
@@ -79,6 +81,10 @@ def _crash(runtime: Runtime[FakeConfig]) -> None:
         os._exit(1)
 
 
+def _held(config: FakeConfig) -> bool:
+    return bool(config.held_by) and Path(config.held_by).exists()
+
+
 async def _learn(runtime: Runtime[FakeConfig], status: Status) -> None:
     config, path = runtime.config, runtime.run_dir / "steps"
     step = int(path.read_text()) if path.exists() else 0
@@ -86,6 +92,8 @@ async def _learn(runtime: Runtime[FakeConfig], status: Status) -> None:
     figures = {"reward/avg_pass_at_1": 0.5, "reward/booking/pass_at_1": 0.25}
     while step < total and not runtime.drain.is_set():
         await asyncio.sleep(config.step_s)
+        if _held(config):
+            continue
         step += 1
         path.write_text(str(step))
         status.phase, status.step, status.total_steps = "training", step, total

@@ -18,8 +18,14 @@ def states(run: pb.Run, service: str) -> list[str]:
 async def test_a_run_completes_when_its_learner_is_done_and_leaves_no_process(
     tmp_path: Path,
 ) -> None:
+    # Until its rollout serves, which is ended in the middle of its start otherwise.
+    hold = tmp_path / "hold"
+    hold.touch()
     async with serving(tmp_path) as served:
-        run_id = await served.start(spec(rollout={"litter": True}))
+        wish = spec(learner={"held_by": str(hold)}, rollout={"litter": True})
+        run_id = await served.start(wish)
+        await served.until(run_id, lambda r: states(r, "rollout") == ["running"])
+        hold.unlink()
         run = await served.ended(run_id)
         assert run.state == pb.RUN_STATE_COMPLETED, run.error
         assert set(states(run, "rollout")) == {"stopped"}
