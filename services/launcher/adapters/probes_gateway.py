@@ -70,8 +70,10 @@ async def episodes(subject: Subject) -> list[Finding]:
     opened: dict[str, bytes] = {}
     by_env = await _played(subject, due, opened)
     single = frozenset(c.env_key for c in due if c.task.get("task_modality") == _SINGLE_TURN)
+    # What cannot be played is named at once: counting takes seconds of its own.
+    whole = {env: text for env, text in opened.items() if by_env[env].status is not Status.FAIL}
     try:
-        counted = await prompts(subject, opened, single)
+        counted = await prompts(subject, whole, single)
     except UncountedError:
         # Once there is something to count by, the episodes are played again.
         return [*findings, *by_env.values()]
