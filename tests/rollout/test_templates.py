@@ -107,3 +107,35 @@ async def test_text_that_the_tokenizer_refuses_is_a_template_error_too() -> None
     bad, _ = await play(shows, "<done>", tool=hostile)
     assert bad.failure is FailureKind.TEMPLATE_ERROR
     assert "cannot be tokenised" in bad.detail
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        "{%- for a in range(99999) %}{%- for b in range(99999) %}{%- endfor %}{%- endfor %}",
+        "{{- 10 ** (10 ** 10) }}",
+        "{{- ('a' * (10 ** 12)) | length }}",
+        "{%- set text = namespace(of='aaaa') %}{%- for a in range(60) %}"
+        "{%- set text.of = text.of ~ text.of %}{%- endfor %}",
+    ],
+)
+def test_a_template_without_an_end_is_refused_and_the_next_one_is_rendered(
+    bomb: str,
+) -> None:
+    with pytest.raises(TemplateError, match=r"cannot render user: (it takes|MemoryError)"):
+        PromptBuilder(tokenizer_with(chatml(bomb)), "minimal")
+    assert PromptBuilder(tokenizer_with(chatml("")), "minimal").turn_end_id > 0
+
+
+def test_a_template_that_makes_a_flood_of_text_is_refused() -> None:
+    flood = "{%- for a in range(20000) %}{{- 'a' * 1000 }}{%- endfor %}"
+    with pytest.raises(TemplateError, match=r"it makes 20000\d+ characters, more than"):
+        PromptBuilder(tokenizer_with(chatml(flood)), "minimal")
+
+
+def test_half_a_character_reaches_the_template_and_comes_back() -> None:
+    tokenizer = tokenizer_with(chatml(""))
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "a\ud83dz\u2028"}], None, True
+    )
+    assert "a\ud83dz\u2028" in text

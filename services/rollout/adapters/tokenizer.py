@@ -8,6 +8,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from services.rollout.adapters.template_process import TEMPLATES
 from services.rollout.ports import TemplateError
 
 MOST_SAID = 300
@@ -42,20 +43,19 @@ class TransformersTokenizer:
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
     ) -> str:
+        shown = [dict(tool) for tool in tools] if tools else None
         try:
-            rendered = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                tools=[dict(tool) for tool in tools] if tools else None,
+            return TEMPLATES.render(
+                conversations=[list(messages)],
+                tools=shown,
+                chat_template=self._tokenizer.get_chat_template(tools=shown),
                 add_generation_prompt=add_generation_prompt,
-                tokenize=False,
-                **self._options,
+                **{**self._tokenizer.special_tokens_map, **self._options},
             )
-        except Exception as error:
-            # A template is a program of the model's makers: it raises what it likes.
+        except (TemplateError, ValueError, TypeError) as error:
             roles = ", ".join(str(message["role"]) for message in messages)
             said = _begin(str(error) or type(error).__name__)
             raise TemplateError(f"the chat template cannot render {roles}: {said}") from error
-        return str(rendered)
 
 
 def _begin(text: str) -> str:

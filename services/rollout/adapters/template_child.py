@@ -1,0 +1,62 @@
+"""Child process: renders chat templates, a line of JSON for each, under limits of its own.
+
+A template is a program of the model's makers. It may count for hours or build a string of
+terabytes, and no thread of the asking process could stop it.
+"""
+
+import json
+import os
+import resource
+import signal
+import sys
+from typing import Any
+
+from services.common.private_process import keep_private
+
+CPU_S = 2.0
+MEMORY_BYTES = 2**31
+MOST_CHARACTERS = 2**24
+
+
+def main() -> None:
+    keep_private()
+    # Whatever a library prints is no answer.
+    with os.fdopen(os.dup(1), "w", encoding="ascii") as answers:
+        os.dup2(2, 1)
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+        for line in sys.stdin:
+            # Its default action ends this process, in whatever loop it is.
+            signal.setitimer(signal.ITIMER_PROF, CPU_S)
+            told = json.dumps(_answer(json.loads(line)))
+            signal.setitimer(signal.ITIMER_PROF, 0.0)
+            answers.write(told + "\n")
+            answers.flush()
+
+
+class _NotRendered(Exception):
+    """With the template's own words."""
+
+
+def _answer(asked: dict[str, Any]) -> dict[str, str]:
+    try:
+        text = _rendered(asked)
+    except _NotRendered as error:
+        return {"error": str(error)}
+    if len(text) > MOST_CHARACTERS:
+        return {"error": f"it makes {len(text)} characters, more than {MOST_CHARACTERS}"}
+    return {"text": text}
+
+
+def _rendered(asked: dict[str, Any]) -> str:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    try:
+        texts, _ = render_jinja_template(**asked)
+    except Exception as error:
+        # A template raises what it likes.
+        raise _NotRendered(str(error) or type(error).__name__) from error
+    return texts[0]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Renders chat templates in a child process, which a template cannot outlast."""
+
+import atexit
+import json
+import subprocess
+import threading
+from typing import Any
+
+from services.common.child_environment import child_environment
+from services.common.interpreter import python
+from services.rollout.adapters.template_child import CPU_S, MEMORY_BYTES
+from services.rollout.ports import TemplateError
+
+_COMMAND = python("-m", "services.rollout.adapters.template_child")
+_ENDED = (
+    f"it takes more than {CPU_S:g} s or {MEMORY_BYTES >> 30} GiB of memory; correct"
+    " chat_template.jinja in the model's folder"
+)
+
+
+class TemplateProcess:
+    """A child that renders one template at a time, and is replaced when one has ended it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def render(self, **asked: Any) -> str:
+        """Return the text of `render_jinja_template`, called with JSON's values.
+
+        Raises TemplateError when the template raises, or takes too much time or memory.
+        """
+        line = json.dumps(asked).encode() + b"\n"
+        with self._lock:
+            answer = self._exchange(line)
+            if not answer:
+                self._end()
+                raise TemplateError(_ENDED)
+        told = json.loads(answer)
+        if "error" in told:
+            raise TemplateError(told["error"])
+        return told["text"]
+
+    def close(self) -> None:
+        with self._lock:
+            self._end()
+
+    def _exchange(self, line: bytes) -> bytes:
+        """Empty when the child has ended."""
+        if self._child is None:
+            self._child = subprocess.Popen(
+                _COMMAND,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=child_environment(ours=True),
+            )
+        assert self._child.stdin is not None and self._child.stdout is not None
+        try:
+            self._child.stdin.write(line)
+            self._child.stdin.flush()
+        except BrokenPipeError:
+            return b""
+        return self._child.stdout.readline()
+
+    def _end(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()
+            child.communicate()
+
+
+# One for all tokenizers of a process: it keeps nothing but compiled templates.
+TEMPLATES = TemplateProcess()
+atexit.register(TEMPLATES.close)
