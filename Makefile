@@ -67,10 +67,10 @@ $(SKY)/.clouds: requirements/sky-clouds.txt $(SKY)/.installed
 demo: $(STAMP)  ## train a tiny policy on three tool-use environments (about 5 minutes)
 	@$(BIN)/flotilla train deploy/runs/local.toml --seed=$(SEED)
 
-# Most tests wait for processes of theirs: two at a time use two cores well. In their order: else
+# Most tests wait for processes of theirs: three at a time use two cores well. In their order: else
 # files of few tests, which are those of whole runs, come last, and one of them alone.
 test: $(STAMP) $(OPENENV)/.installed  ## every test but the long ones
-	$(BIN)/python -m pytest -m "not slow and not gpu and not sky" --numprocesses 2 --dist loadfile \
+	$(BIN)/python -m pytest -m "not slow and not gpu and not sky" --numprocesses 3 --dist loadfile \
 	  --no-loadscope-reorder
 
 test-full: $(STAMP) $(OPENENV)/.installed  ## the long ones too

@@ -9,6 +9,7 @@ import ast
 import asyncio
 import json
 import math
+import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ _STRUCTURE = b",:[{"
 _BRACKETS = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _SHOWN = 100
+# What is done with warnings is one setting for all threads: two would restore each other's.
+_ONE_AT_A_TIME = threading.Lock()
 
 
 class ParseError(ValueError):
@@ -91,7 +94,7 @@ def parse_literal(text: str, limits: Limits) -> Any:
     if text.count(",") >= limits.values:
         raise _too_many(limits)
     try:
-        with warnings.catch_warnings():
+        with _ONE_AT_A_TIME, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return ast.literal_eval(text)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:

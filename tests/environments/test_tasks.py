@@ -65,7 +65,7 @@ def test_a_task_is_in_the_sdk_vocabulary() -> None:
         "env_variables",
     ]
     assert task["key"] == "shop-train-000012"
-    assert "def validate_task(env, final_answer=None) -> int:" in task["verifier_func"]
+    assert "def validate_task(env, final_answer=None) -> dict:" in task["verifier_func"]
     assert set(task["env_variables"]) == {"CURRENT_DATE", "LOGGED_IN_USER", "LOGGED_IN_NAME"}
     assert normalize_task(task) == task
 

@@ -92,7 +92,7 @@ def test_every_case_is_compared_or_a_named_difference() -> None:
 def test_every_case_names_the_release_that_the_requirements_pin() -> None:
     pins = {
         peer: re.findall(
-            rf"^{peer}==(\S+)$", (HERE / f"requirements-{peer}.txt").read_text(), re.MULTILINE
+            rf"^{peer}==(\S+) \\$", (HERE / f"requirements-{peer}.txt").read_text(), re.MULTILINE
         )
         for peer in PEERS
     }

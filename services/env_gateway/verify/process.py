@@ -225,7 +225,7 @@ class _Answers:
                 if content is None:
                     self._asked.add(db)
                     return None
-                return base64.b64encode(content).decode()
+                return await aside(len(content), lambda: base64.b64encode(content).decode())
             case Query(db, sql, args) if db in self._asked:
                 return await self._rows(db, sql, args)
             case Call(name, arguments):

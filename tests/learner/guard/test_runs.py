@@ -89,7 +89,7 @@ async def test_a_run_that_disagrees_at_its_start_trains_nothing(tmp_path: Path) 
     assert query(tmp_path, "SELECT * FROM checkpoints") == []
     written = report(tmp_path)
     assert written["diagnosis"]["setting"] == "rope"
-    assert written["workers"][0][0] == "w"
+    assert written["workers"][0][0] == "w0"
 
 
 async def test_a_resumed_run_checks_again(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import trajectory_pb2
+from services.env_gateway import alarms
 from services.learner.adapters.fake import FakeRanks
 from services.learner.alarms import events, rules, task_rules
 from services.learner.ports import TrackedRun
@@ -144,4 +145,6 @@ def test_every_alarm_is_documented() -> None:
         events.NO_PROGRESS,
         *("damaged_checkpoint", "checkpoint_failed", "corrupt_record", "damaged_mark"),
         "lost_with_disk",
+        # Of the gateway.
+        alarms.LATE,
     }
