@@ -24,6 +24,8 @@ BOUNDARY = re.compile(f"{re.escape(CALL_END)}|{re.escape(CALL_START)}")
 ARGUMENTS = ("arguments", "params")
 # Keys that hold no arguments whatever stands under them.
 OTHERS = ("name", "tool", "id", "type")
+# Calls that are read of one turn.
+MOST_CALLS = 1_000
 # Characters of the policy's or an environment's names in one message.
 MOST_QUOTED = 100
 
@@ -69,6 +71,19 @@ def parse_turn(text: str, tools: Sequence[Tool] = (), *, thinking: bool = False)
     return Turn(tuple(reader.items), DONE in said, said.replace(DONE, "").strip())
 
 
+class _Text(str):
+    """Text in which an error of JSON does not look for its line: it would count all lines before
+    it, for each of the calls of a turn."""
+
+    __slots__ = ()
+
+    def count(self, *_: Any) -> int:
+        return 0
+
+    def rfind(self, *_: Any) -> int:
+        return -1
+
+
 class _Reader:
     """Goes through a text once. A tag inside a call's JSON, or inside the thinking, opens nothing.
 
@@ -80,7 +95,7 @@ class _Reader:
         self.items: list[ToolCall | ParseError] = []
         # The pieces between calls and thinking.
         self.outside: list[str] = []
-        self._text = text
+        self._text = _Text(text)
         self._required = required
         self._begin = 0
         self._thought = False
@@ -97,8 +112,7 @@ class _Reader:
         """Returns where to look for the next tag."""
         tag, before = match.group(), self._text[self._begin : match.start()]
         if tag == CALL_START:
-            item, self._begin = _scan_call(self._text, match.end(), self._required)
-            self.items.append(item)
+            self._begin = self._call(match.end())
             self.outside.append(before)
         elif tag == THINK_START:
             self._skip_thinking(match.end())
@@ -110,6 +124,17 @@ class _Reader:
         else:
             return match.end()
         return self._begin
+
+    def _call(self, start: int) -> int:
+        """Returns where the call ends. Those beyond the limit are one error and not looked at."""
+        if len(self.items) > MOST_CALLS:
+            return start
+        if len(self.items) == MOST_CALLS:
+            self.items.append(ParseError(f"a turn may hold {MOST_CALLS} tool calls, not more"))
+            return start
+        item, end = _scan_call(self._text, start, self._required)
+        self.items.append(item)
+        return end
 
     def _skip_thinking(self, position: int) -> None:
         """To behind its end; everything is thinking when it is never closed."""
