@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from services.common import trace
+from services.common.parsing import aside
 from services.common.text import one_line
 from services.common.watchdog import Watchdog
 from services.rollout.parsers import ParseError, ToolCall, Turn, parse_turn
@@ -190,7 +191,7 @@ class AttemptRunner:
         state.transcript.add_completion(completion, sampling.temperature)
         state.counts.turns += 1
         sampled = self._clock()
-        turn, ended = self._read(completion, episode, state, observe)
+        turn, ended = await self._read(completion, episode, state, observe)
         # There is no time left for what a cut turn asks for.
         calls = () if state.single_turn or completion.timed_out else turn.items
         async with self._within(state):
@@ -235,7 +236,7 @@ class AttemptRunner:
                 raise
             raise OutOfTime from None
 
-    def _read(
+    async def _read(
         self, completion: Completion, episode: Episode, state: State, observe: Observer
     ) -> tuple[Turn, bool]:
         """What the turn says, and whether the policy ended it by itself."""
@@ -244,7 +245,8 @@ class AttemptRunner:
         text = self._tokenizer.decode(ids[:-1] if ended else ids)
         state.messages.append({"role": "assistant", "content": text})
         observe("completion", text)
-        turn = parse_turn(text, episode.info.tools, thinking=self._prompts.opens_thinking)
+        tools, thinking = episode.info.tools, self._prompts.opens_thinking
+        turn = await aside(len(text), lambda: parse_turn(text, tools, thinking=thinking))
         if turn.done or state.single_turn:
             state.answer = turn.answer
         return turn, ended

@@ -18,7 +18,8 @@ DONE = "<done>"
 THINK_START = "<think>"
 THINK_END = "</think>"
 SPACE = re.compile(r"\s*")
-TAGS = re.compile("|".join(map(re.escape, (CALL_START, THINK_START, THINK_END))))
+OPENINGS = re.compile("|".join(map(re.escape, (CALL_START, THINK_START))))
+TAGS = re.compile(f"{OPENINGS.pattern}|{re.escape(THINK_END)}")
 # Wherever a malformed call may end.
 BOUNDARY = re.compile(f"{re.escape(CALL_END)}|{re.escape(CALL_START)}")
 ARGUMENTS = ("arguments", "params")
@@ -104,7 +105,7 @@ class _Reader:
         if thinking:
             self._skip_thinking(0)
         position = self._begin
-        while match := TAGS.search(self._text, position):
+        while match := (OPENINGS if self._thought else TAGS).search(self._text, position):
             position = self._tag(match)
         self.outside.append(self._text[self._begin :])
 
@@ -117,12 +118,10 @@ class _Reader:
         elif tag == THINK_START:
             self._skip_thinking(match.end())
             self.outside.append(before)
-        elif not self._thought:
+        else:
             self._thought, self._begin = True, match.end()
             self.items.clear()
             self.outside.clear()
-        else:
-            return match.end()
         return self._begin
 
     def _call(self, start: int) -> int:
