@@ -45,7 +45,7 @@ class Wire:
         name: str,
         *messages: bytes,
         metadata: Any = AUTHORIZED,
-        timeout: float = 5.0,
+        timeout: float = 20.0,
         service: str = SERVICE,
     ) -> list[bytes]:
         """The answers to messages sent as they are. Raises Refused."""

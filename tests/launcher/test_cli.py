@@ -68,7 +68,8 @@ async def test_train_prints_a_line_per_step_and_the_files_and_leaves_nothing_run
         "Making",
         pytest.param("Run fake-", marks=pytest.mark.slow),
         pytest.param("rollout-0 running", marks=pytest.mark.slow),
-        "step 2/",
+        # Any: steps that end together are told of together.
+        "step ",
     ],
 )
 async def test_ctrl_c_at_any_moment_leaves_no_process_and_a_run_that_can_go_on(
@@ -90,7 +91,7 @@ async def test_ctrl_c_at_any_moment_leaves_no_process_and_a_run_that_can_go_on(
         assert "the same command starts over" in output
         return
     assert f"flotilla train {path} --resume --runs {runs}" in output
-    if sign != "step 2/":
+    if sign != "step ":
         return
     code, output = await run_cli(
         "train", str(path), "--resume", "--runs", str(runs), "--learner.steps=3"

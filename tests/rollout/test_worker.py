@@ -314,7 +314,7 @@ async def test_an_end_of_any_kind_waits_until_slow_environments_are_closed() -> 
     async with setup(learner_with(lease("a", 2)), gateway, seconds=30.0) as it:
         await until(lambda: len(it.gateway.open_now) == 2)
         it.running.cancel()
-        await asyncio.wait({it.running}, timeout=3.0)
+        await asyncio.wait({it.running}, timeout=30.0)
         assert it.gateway.open_now == set()
 
 

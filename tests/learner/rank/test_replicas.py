@@ -1,15 +1,22 @@
 """Several ranks make the step that one makes, whatever the algorithm."""
 
 import multiprocessing
-from collections.abc import Callable
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from services.common.interpreter import python
 from services.learner.algorithm_config import AlgorithmConfig
 from services.learner.rank.replicas import Place, Replicas
 from services.learner.types import StepResult, TrainBatch
@@ -18,6 +25,7 @@ from tests.learner.rank.support import changed, make_batch, make_trainer, parame
 Weights = dict[str, torch.Tensor]
 Done = tuple[list[StepResult], Weights]
 Change = Callable[[TrainBatch], TrainBatch]
+Run = Callable[..., list[Done]]
 
 EVERYTHING: dict[str, object] = {
     "advantage": "gae",
@@ -38,9 +46,39 @@ ALGORITHMS: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    """`ranks`, called in a process that has no threads of gRPC: these may crash a forked child."""
+    with subprocess.Popen(
+        python("-m", __name__),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+    ) as process:
+        asked, told = process.stdin, process.stdout
+        assert asked is not None and told is not None
+
+        def call(*arguments: Any) -> list[Done]:
+            pickle.dump(arguments, asked)
+            asked.flush()
+            return pickle.load(told)
+
+        yield call
+        process.kill()
+
+
+def main() -> None:
+    with os.fdopen(os.dup(1), "wb") as answers:
+        # Whatever a library prints is no answer.
+        os.dup2(2, 1)
+        with suppress(EOFError):
+            while True:
+                pickle.dump(ranks(*pickle.load(sys.stdin.buffer)), answers)
+                answers.flush()
+
+
+def equal(batch: TrainBatch) -> TrainBatch:
+    return changed(batch, reward=1.0)
 
 
 def as_it_is(batch: TrainBatch) -> TrainBatch:
@@ -81,7 +119,7 @@ def place(index: int, count: int, file: Path) -> Place:
     return Place(index=index, count=count, rendezvous=f"file://{file}", slot=index, slots=count)
 
 
-def run(
+def ranks(
     count: int, tmp_path: Path, folder: Path, algorithm: object, change: Change = as_it_is
 ) -> list[Done]:
     """What each of `count` ranks did. They are forked: torch is loaded once."""
@@ -103,6 +141,9 @@ def run(
     ]
     for process in children:
         process.start()
+    for _, sender in pipes:
+        # Else the end of a child that died would never be read.
+        sender.close()
     try:
         found = [receiver.recv() for receiver, _ in pipes]
     finally:
@@ -117,7 +158,7 @@ def run(
 
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 def test_neither_loss_nor_update_depends_on_the_number_of_ranks(
-    model_folder: Path, tmp_path: Path, name: str
+    model_folder: Path, tmp_path: Path, run: Run, name: str
 ) -> None:
     ((alone, held),) = run(1, tmp_path, model_folder, ALGORITHMS[name])
     for count in (2, 3):
@@ -137,14 +178,16 @@ def test_neither_loss_nor_update_depends_on_the_number_of_ranks(
             torch.testing.assert_close(first[1][key], value, rtol=0, atol=1e-5)
 
 
-def test_two_runs_of_as_many_ranks_give_the_same_bits(model_folder: Path, tmp_path: Path) -> None:
+def test_two_runs_of_as_many_ranks_give_the_same_bits(
+    model_folder: Path, tmp_path: Path, run: Run
+) -> None:
     left, right = (run(2, tmp_path, model_folder, EVERYTHING)[0] for _ in range(2))
     assert left[0] == right[0]
     assert same_bits(left[1], right[1])
 
 
 def test_what_is_not_finite_on_one_rank_is_refused_on_all(
-    model_folder: Path, tmp_path: Path
+    model_folder: Path, tmp_path: Path, run: Run
 ) -> None:
     algorithm = {"advantage": "gae"}
     ((_, untouched),) = run(1, tmp_path, model_folder, algorithm, poisoned)
@@ -155,11 +198,8 @@ def test_what_is_not_finite_on_one_rank_is_refused_on_all(
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_where_nothing_has_a_gradient_all_ranks_do_nothing(
-    model_folder: Path, tmp_path: Path, count: int
+    model_folder: Path, tmp_path: Path, run: Run, count: int
 ) -> None:
-    def equal(batch: TrainBatch) -> TrainBatch:
-        return changed(batch, reward=1.0)
-
     for results, _ in run(count, tmp_path, model_folder, {}, equal):
         assert [r.metrics["policy/updates"] for r in results] == [0.0, 0.0]
         assert not any(result.skipped for result in results)
@@ -174,3 +214,7 @@ def test_the_longest_sequences_are_spread() -> None:
     lengths = [100, 1, 2, 90, 20, 30]
     shares = [Replicas(index, 2).share(lengths) for index in range(2)]
     assert [sum(lengths[i] for i in share) for share in shares] == [122, 121]
+
+
+if __name__ == "__main__":
+    main()
