@@ -3,6 +3,7 @@ is given up whole."""
 
 import re
 
+import psutil
 import pytest
 
 from services.rollout.adapters.fake import FakeEngine
@@ -139,3 +140,19 @@ def test_half_a_character_reaches_the_template_and_comes_back() -> None:
         [{"role": "user", "content": "a\ud83dz\u2028"}], None, True
     )
     assert "a\ud83dz\u2028" in text
+
+
+def test_a_child_that_somebody_killed_is_no_fault_of_the_template() -> None:
+    tokenizer = tokenizer_with(chatml(""))
+    user = [{"role": "user", "content": "Find it"}]
+    before = tokenizer.apply_chat_template(user, None, True)
+    children = [
+        child
+        for child in psutil.Process().children()
+        if "services.rollout.adapters.template_child" in child.cmdline()
+    ]
+    assert children
+    for child in children:
+        child.kill()
+        psutil.wait_procs([child], timeout=0.2)
+    assert tokenizer.apply_chat_template(user, None, True) == before

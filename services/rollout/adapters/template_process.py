@@ -2,6 +2,7 @@
 
 import atexit
 import json
+import signal
 import subprocess
 import threading
 from typing import Any
@@ -33,6 +34,9 @@ class TemplateProcess:
         line = json.dumps(asked).encode() + b"\n"
         with self._lock:
             answer = self._exchange(line)
+            if not answer and self._end() != -signal.SIGPROF:
+                # Not for its time: whoever ended the child, it need not be the template.
+                answer = self._exchange(line)
             if not answer:
                 self._end()
                 raise TemplateError(_ENDED)
@@ -53,6 +57,9 @@ class TemplateProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=child_environment(ours=True),
+                # A Ctrl-C is for this process, which may have more to render; its end is the
+                # child's too, whose input ends with it.
+                start_new_session=True,
             )
         assert self._child.stdin is not None and self._child.stdout is not None
         try:
@@ -62,11 +69,14 @@ class TemplateProcess:
             return b""
         return self._child.stdout.readline()
 
-    def _end(self) -> None:
+    def _end(self) -> int | None:
+        """Returns the exit code of the child, if there was one."""
         child, self._child = self._child, None
-        if child is not None:
-            child.kill()
-            child.communicate()
+        if child is None:
+            return None
+        child.kill()
+        child.communicate()
+        return child.returncode
 
 
 # One for all tokenizers of a process: it keeps nothing but compiled templates.
