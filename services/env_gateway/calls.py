@@ -161,7 +161,7 @@ class Caller:
         sent_at = call.sent_at or _now()
         return replace(
             answer,
-            parts=session.media.keep(parts),
+            parts=await session.media.keep(parts),
             queue_s=sent_at - started,
             upstream_s=_now() - sent_at,
         )

@@ -93,7 +93,7 @@ class Screen:
 
     async def shown_parts(self, parts: Sequence[Part]) -> tuple[Part, ...]:
         """An answer's pictures in the size, and its positions in the units, of the policy."""
-        return tuple([await self._shown(await _decoded(part)) for part in parts])
+        return tuple([await self._shown(await decoded_aside(part)) for part in parts])
 
     def _pixels(self, name: str, point: object) -> list[int]:
         values = cast("list[object]", point) if isinstance(point, list) else []
@@ -113,7 +113,9 @@ class Screen:
 
     async def _shown(self, part: Part) -> Part:
         if isinstance(part, Text):
-            return Text(_POSITION.sub(self._position, part.text))
+            return await aside(
+                len(part.text), lambda: Text(_POSITION.sub(self._position, part.text))
+            )
         if not part.mime.startswith("image/") or self._max_side is None:
             return part
         try:
@@ -153,10 +155,9 @@ def screen_size(tool: Tool) -> Size:
     return Size(int(match[1]), int(match[2]))
 
 
-async def _decoded(part: Part) -> Part:
-    if isinstance(part, Text):
-        return await aside(len(part.text), lambda: decoded(part))
-    return part
+async def decoded_aside(part: Part) -> Part:
+    """Return what `decoded` does, off the event loop for a part that takes long."""
+    return await aside(part_size(part), lambda: decoded(part))
 
 
 def decoded(part: Part) -> Part:
@@ -177,6 +178,10 @@ def decoded(part: Part) -> Part:
     except (binascii.Error, ValueError):
         return Text("Screenshot capture failed (the image is not base64)")
     return media(data, mime)
+
+
+def part_size(part: Part) -> int:
+    return len(part.text) if isinstance(part, Text) else len(part.data)
 
 
 def media(data: bytes, mime: str) -> Media:

@@ -140,7 +140,7 @@ class Opener:
         await session.note(shown)
         if session.screen is not None:
             shown = await session.screen.shown_parts(shown)
-        session.first_observation = session.media.keep(tuple(shown), _SHOWN_BYTES)
+        session.first_observation = await session.media.keep(tuple(shown), _SHOWN_BYTES)
 
     async def _asked(
         self,
@@ -227,8 +227,10 @@ class _TimeToOpen:
 
 def _check_size(tools: Sequence[Tool]) -> None:
     """All tools go to the worker in one message."""
-    texts = (t.name + t.description + t.input_schema_json for t in tools)
-    size = sum(len(text.encode("utf-8", "replace")) for text in texts)
+    texts = [text for t in tools for text in (t.name, t.description, t.input_schema_json)]
+    size = sum(map(len, texts))
+    if size <= _TOOLS_BYTES:
+        size = sum(len(text.encode("utf-8", "replace")) for text in texts)
     if size > _TOOLS_BYTES:
         raise BackendError(
             "too_large",

@@ -203,11 +203,15 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
                 )
         if header is None:
             raise _bad_grade("a grade needs a header that names the episode")
-        return header, _conversation(transcript) if transcript else None
+        return header, await conversation_of(transcript) if transcript else None
 
 
-def _conversation(transcript: bytearray) -> str:
-    """JSON lines as the one JSON array that Fleet's verifiers are given."""
+async def conversation_of(transcript: bytearray) -> str:
+    """Return JSON lines as the one JSON array that Fleet's verifiers are given."""
+    return await aside(len(transcript), lambda: _joined(transcript))
+
+
+def _joined(transcript: bytearray) -> str:
     lines = transcript.decode("utf-8", "replace").split("\n")
     return f"[{', '.join(line for line in lines if line.strip())}]"
 

@@ -69,26 +69,20 @@ class MediaStore:
     def get(self, sha256: bytes) -> Media | None:
         return self._media.get(sha256)
 
-    def keep(
+    async def keep(
         self, parts: tuple[Part, ...], inline_total: int = _INLINE_TOTAL_BYTES
     ) -> tuple[Part, ...]:
         """Store what is too large to inline, and return the parts as they go on the wire.
 
         A large text becomes media of type text/plain, so that no answer outgrows a message.
         """
-        inlined = 0
-        result: list[Part] = []
-        for part in map(_sendable, parts):
-            size = len(part.data) if isinstance(part, Media) else len(part.text.encode())
-            if size <= INLINE_BYTES and inlined + size <= inline_total:
-                inlined += size
-                result.append(part)
-            else:
-                result.append(self._store(part))
-        return tuple(result)
+        # Media have their hashes already.
+        size = sum(len(part.text) for part in parts if isinstance(part, Text))
+        sent = await aside(size, lambda: _parted(parts, inline_total))
+        return tuple([self._store(part) if isinstance(part, _Large) else part for part in sent])
 
-    def _store(self, part: Part) -> Media:
-        media = part if isinstance(part, Media) else as_media(part)
+    def _store(self, large: "_Large") -> Media:
+        media = large.media
         if media.sha256 not in self._media:
             self._media[media.sha256] = media
             self._size += media.size
@@ -96,6 +90,27 @@ class MediaStore:
             _, dropped = self._media.popitem(last=False)
             self._size -= dropped.size
         return media.without_data()
+
+
+@dataclass(frozen=True, slots=True)
+class _Large:
+    """A part that is stored, and fetched by its hash."""
+
+    media: Media
+
+
+def _parted(parts: Iterable[Part], inline_total: int) -> "list[Part | _Large]":
+    """Each part as it can be sent, or told apart as too large for that."""
+    inlined = 0
+    result: list[Part | _Large] = []
+    for part in map(_sendable, parts):
+        size = len(part.data) if isinstance(part, Media) else len(part.text.encode())
+        if size <= INLINE_BYTES and inlined + size <= inline_total:
+            inlined += size
+            result.append(part)
+        else:
+            result.append(_Large(part if isinstance(part, Media) else as_media(part)))
+    return result
 
 
 def as_media(text: Text) -> Media:

@@ -40,7 +40,7 @@ def test_any_result_can_be_sent_or_is_a_fault_of_the_servers(result: dict[str, A
     except BackendError as error:
         assert (error.kind, error.delivered) == ("protocol", None)
     else:
-        parts = MediaStore(2**20).keep(told.parts)
+        parts = asyncio.run(MediaStore(2**20).keep(told.parts))
         codec.encode_answer(Answer(Outcome.OK, parts), replayed=False).SerializeToString()
 
 

@@ -169,6 +169,17 @@ async def test_what_is_not_json_is_refused_before_it_is_sent() -> None:
         assert await one.list_tools(timeout_s=5.0)
 
 
+async def test_an_answer_of_too_much_is_refused_and_its_worker_goes_on() -> None:
+    counted = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 50000)"
+    async with backend(workers=1) as embedded:
+        one = await instance(embedded, "large")
+        why = "the answer is too large: it holds more than 262144 values"
+        with pytest.raises(BackendError, match=why) as caught:
+            await one.query("current", f"{counted} SELECT i, i, i, i, i FROM n", (), timeout_s=10.0)
+        assert (caught.value.kind, caught.value.invalid) == ("too_large", True)
+        assert await one.list_tools(timeout_s=5.0)
+
+
 async def test_an_apps_own_fault_is_told_and_its_neighbours_go_on() -> None:
     async with pool() as workers:
         worker = await workers.place(10.0)

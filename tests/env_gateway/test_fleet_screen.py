@@ -104,12 +104,12 @@ async def test_a_screen_that_shows_nothing_yet_is_asked_again(emulator: Emulator
         assert (await opening).first_observation
 
 
-def test_a_browser_that_has_drawn_nothing_is_not_shown() -> None:
+async def test_a_browser_that_has_drawn_nothing_is_not_shown() -> None:
     blank = CallResult((Media(b"p" * 100, "image/png", b"h", 100),))
-    assert first_picture(blank, in_browser=False)
+    assert await first_picture(blank, in_browser=False)
     for result, in_browser in ((blank, True), (CallResult((Text("busy"),)), False)):
         with pytest.raises(BackendError) as caught:
-            first_picture(result, in_browser=in_browser)
+            await first_picture(result, in_browser=in_browser)
         assert (caught.value.delivered, caught.value.invalid) == (False, False)
 
 

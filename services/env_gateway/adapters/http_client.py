@@ -2,7 +2,6 @@
 whether the request may have been executed."""
 
 import asyncio
-import json
 import math
 import os
 import re
@@ -14,6 +13,7 @@ from typing import Any, NoReturn, cast
 
 import aiohttp
 
+from services.common.large_values import dump_json_aside
 from services.common.parsing import Limits, ParseError, TooLargeError, parse_json_aside
 from services.env_gateway.ports import BackendError
 
@@ -80,7 +80,7 @@ async def send(
 
     Raises HttpError, and BackendError for whatever happens to the connection.
     """
-    data = None if body is None else json.dumps(body).encode()
+    data = None if body is None else await dump_json_aside(body)
     with _failures(url, timeout_s) as timeout:
         async with http.request(method, url, data=data, headers=headers, timeout=timeout) as answer:
             if answer.status >= 400:

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.common.large_values import aside_of, dump_json_aside
 from services.common.log import get_logger
 from services.common.parsing import aside
-from services.env_gateway.ports import QueryError, Text, Verification
+from services.env_gateway.ports import QueryError, Rows, Text, Verification
 from services.env_gateway.verify import cgroup
 from services.env_gateway.verify.protocol import (
     LINE_BYTES,
@@ -155,7 +156,7 @@ class WorkerProcess:
     async def _send(self, message: Any) -> None:
         """Waits while the process does not read, so that it cannot fill this one's memory."""
         try:
-            self._stdin.write(json.dumps(message).encode() + b"\n")
+            self._stdin.write(await dump_json_aside(message) + b"\n")
             await self._stdin.drain()
         except ConnectionError as error:
             raise WorkerDiedError("the verifier's process ended") from error
@@ -241,14 +242,18 @@ class _Answers:
         except QueryError as error:
             return {"error": str(error)}
         text = "\n".join(part.text for part in result.parts if isinstance(part, Text))
-        return {"error": text} if result.is_error else {"text": text[:_ANSWER_CHARS]}
+        return {"error" if result.is_error else "text": text[:_ANSWER_CHARS]}
 
     async def _rows(self, db: str, sql: str, args: Sequence[Any]) -> Any:
         try:
             rows = await self._verification.query(db, sql, args)
         except QueryError as error:
             return {"error": str(error)}
-        return {"columns": rows.columns, "rows": [[_plain(v) for v in row] for row in rows.rows]}
+        return await aside_of(rows.rows, lambda: _told(rows))
+
+
+def _told(rows: Rows) -> dict[str, Any]:
+    return {"columns": rows.columns, "rows": [[_plain(v) for v in row] for row in rows.rows]}
 
 
 def _plain(value: Any) -> Any:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from environments import api
+from services.common.large_values import aside_of
 from services.env_gateway.adapters.embedded.pool import Worker, WorkerPool
 from services.env_gateway.adapters.embedded.worker import decode_value
 from services.env_gateway.backend_config import EmbeddedConfig
@@ -59,12 +60,11 @@ class EmbeddedInstance:
         answer = await self._ask("query", timeout_s, db=_database(db), sql=sql, args=list(args))
         if (refusal := answer.get("refused")) is not None:
             raise QueryError(refusal)
-        rows = [[decode_value(value) for value in row] for row in answer["rows"]]
-        return Rows(tuple(answer["columns"]), rows)
+        return await aside_of(answer, lambda: _rows(answer))
 
     async def snapshot(self, db: str, *, timeout_s: float) -> bytes | None:
         answer = await self._ask("snapshot", timeout_s, db=_database(db))
-        return decode_value(answer["content"])
+        return await aside_of(answer, lambda: decode_value(answer["content"]))
 
     async def close(self, *, timeout_s: float) -> None:
         await self._backend.reclaim(Orphan(self._episode_id), timeout_s=timeout_s)
@@ -148,6 +148,11 @@ class EmbeddedBackend:
         worker = self._placed.pop(episode_id, None)
         if worker is not None:
             worker.instances -= 1
+
+
+def _rows(answer: Mapping[str, Any]) -> Rows:
+    rows = [[decode_value(value) for value in row] for row in answer["rows"]]
+    return Rows(tuple(answer["columns"]), rows)
 
 
 def _instance_id(episode_id: str) -> str:

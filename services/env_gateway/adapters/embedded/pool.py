@@ -1,22 +1,21 @@
 """Worker processes for embedded environments, started ahead and again when one ends."""
 
 import asyncio
-import json
 import random
 import signal
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import services
 from services.common.child_environment import child_environment
 from services.common.interpreter import python, tied
+from services.common.large_values import aside_of
 from services.common.log import get_logger
-from services.common.parsing import aside
+from services.common.parsing import Limits, TooLargeError, parse_json_aside
 from services.env_gateway.adapters.embedded import worker as embedded_worker
 from services.env_gateway.ports import BackendError
 from services.env_gateway.retry import Backoff
@@ -26,6 +25,8 @@ _BASE_S, _CAP_S = 0.1, 10.0
 # A worker that ran this long was healthy: its next end is not a crash loop.
 _HEALTHY_S = 60.0
 _START_S = 60.0
+# As of other servers. What a policy wrote may come back in it.
+_ANSWERS = Limits(bytes=embedded_worker.MAX_ANSWER_BYTES, values=2**18)
 
 
 @dataclass(eq=False, slots=True)
@@ -60,10 +61,10 @@ class Worker:
 
     async def request(self, message: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
         """Raises BackendError; `lost` when the worker ends, and with it what it hosts."""
+        loop = asyncio.get_running_loop()
+        request = _Request(await _encode(message), loop.create_future())
         if self.ended:
             raise _lost(delivered=False)
-        loop = asyncio.get_running_loop()
-        request = _Request(_encode(message), loop.create_future())
         self._waiting.append(request)
         self._send_next()
         try:
@@ -77,8 +78,8 @@ class Worker:
         if "fault" in answer:
             raise BackendError("internal", answer["fault"], delivered=None)
         if "too_large" in answer:
-            size = f"{answer['too_large']} bytes, more than {embedded_worker.MAX_ANSWER_BYTES}"
-            raise BackendError("too_large", f"the answer is {size}", delivered=None, invalid=True)
+            why = f"the answer is too large: {answer['too_large']}"
+            raise BackendError("too_large", why, delivered=None, invalid=True)
         return answer
 
     async def ready(self) -> None:
@@ -95,8 +96,8 @@ class Worker:
         """Take in answers until the process ends."""
         try:
             while line := await self._stdout.readline():
-                self._answered(await aside(len(line), partial(json.loads, line)))
-        except ValueError as error:
+                self._answered(await _understood(line))
+        except (ValueError, TypeError) as error:
             _LOG.exception("environment_worker_misspoke", error=str(error)[:200])
         finally:
             self._end()
@@ -227,9 +228,21 @@ async def _start() -> asyncio.subprocess.Process:
     )
 
 
-def _encode(message: Mapping[str, Any]) -> bytes:
+async def _understood(line: bytes) -> dict[str, Any]:
+    """Return an answer, or one that says that it is too large. Raises ValueError or TypeError for
+    what is none."""
     try:
-        return embedded_worker.encode(message)
+        answer = await parse_json_aside(line, _ANSWERS)
+    except TooLargeError as error:
+        return {"too_large": str(error)}
+    if not isinstance(answer, dict):
+        raise TypeError(f"an answer that is a {type(answer).__name__}")
+    return cast("dict[str, Any]", answer)
+
+
+async def _encode(message: Mapping[str, Any]) -> bytes:
+    try:
+        return await aside_of(message, lambda: embedded_worker.encode(message))
     except (ValueError, RecursionError) as error:
         raise BackendError(
             "bad_request", f"not JSON: {error}", delivered=False, bad_arguments=True

@@ -133,7 +133,8 @@ def main() -> None:
     for line in requests:
         answer = encode(host.answer(line))
         if len(answer) > MAX_ANSWER_BYTES:
-            answer = encode({"too_large": len(answer)})
+            told = f"it has {len(answer)} bytes, more than {MAX_ANSWER_BYTES}"
+            answer = encode({"too_large": told})
         answers.write(answer)
         answers.flush()
 

@@ -6,6 +6,7 @@ and it retries by itself, below whoever counts attempts.
 
 import asyncio
 import random
+import reprlib
 import time
 import uuid
 from collections.abc import Mapping
@@ -263,7 +264,7 @@ class RunnerToken:
 def _described(answer: Any) -> dict[str, Any]:
     fields = _fields(answer)
     if not isinstance(fields.get("instance_id"), str) or "status" not in fields:
-        message = f"Fleet described an instance as {str(answer)[:200]}"
+        message = f"Fleet described an instance as {reprlib.repr(answer)}"
         raise BackendError("protocol", message, delivered=None)
     return fields
 

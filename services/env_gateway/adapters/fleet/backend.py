@@ -114,7 +114,7 @@ class FleetInstance:
         if self._modality not in SHOWN_FIRST:
             return ()
         result = await self.call(COMPUTER, SCREENSHOT, timeout_s=timeout_s)
-        return first_picture(result, in_browser=self._modality == "browser_use")
+        return await first_picture(result, in_browser=self._modality == "browser_use")
 
     async def call(
         self, name: str, arguments: Mapping[str, Any], *, timeout_s: float

@@ -1,5 +1,6 @@
 """Browsers that Fleet lends, for tasks whose policy sees an environment's web pages."""
 
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -46,7 +47,7 @@ class Browsers:
         fields = cast("dict[str, Any]", answer) if isinstance(answer, dict) else {}
         lease_id, mcp_url = fields.get("lease_id"), fields.get("mcp_url")
         if not isinstance(lease_id, str) or not isinstance(mcp_url, str):
-            message = f"Fleet described a browser as {str(answer)[:200]}"
+            message = f"Fleet described a browser as {reprlib.repr(answer)}"
             raise BackendError("protocol", message, delivered=None)
         return Lease(lease_id, mcp_url)
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from services.env_gateway.adapters.fleet.browser import Lease
-from services.env_gateway.computer import decoded
+from services.env_gateway.computer import decoded_aside
 from services.env_gateway.ports import BackendError, CallResult, Media, Part
 
 SCREENSHOT = {"action": "screenshot"}
@@ -45,9 +45,9 @@ def checked_page(url: str, result: CallResult) -> None:
         raise BackendError("no_page", message, delivered=False)
 
 
-def first_picture(result: CallResult, *, in_browser: bool) -> Sequence[Part]:
+async def first_picture(result: CallResult, *, in_browser: bool) -> Sequence[Part]:
     """What a screenshot shows. Raises BackendError when that is nothing (yet)."""
-    parts = [decoded(part) for part in result.parts]
+    parts = [await decoded_aside(part) for part in result.parts]
     sizes = [len(p.data) for p in parts if isinstance(p, Media) and p.mime.startswith("image/")]
     if result.is_error or not any(sizes):
         message = f"the first screenshot is no picture: {_said(parts)}"

@@ -6,7 +6,6 @@ tags its instances and deletes them.
 """
 
 import asyncio
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from services.common.errors import ConfigError
+from services.common.large_values import aside_of
+from services.common.parsing import Limits, ParseError, parse_json_aside
 from services.env_gateway.adapters.fleet.api import FleetApi
 from services.env_gateway.adapters.fleet_openenv.codec import parts_of, task_config, tools_of
 from services.env_gateway.adapters.fleet_openenv.process import WorkerProcess
@@ -53,6 +54,8 @@ _INVALID = (
     "ImportError",
     "ModuleNotFoundError",
 )
+# A transcript as a worker may send it by default, and a part more.
+_CONVERSATION = Limits(bytes=2**25, values=2**18)
 _NO_SUCH_TOOL = "not found on any active MCP endpoint"
 
 
@@ -100,11 +103,13 @@ class FleetOpenEnvInstance:
         self._first: Mapping[str, Any] | None = None
 
     async def list_tools(self, *, timeout_s: float) -> Sequence[Tool]:
-        return tools_of(await self._first_observation(timeout_s))
+        first = await self._first_observation(timeout_s)
+        return await aside_of(first, lambda: tools_of(first))
 
     async def observe(self, *, timeout_s: float) -> Sequence[Part]:
         first = await self._first_observation(timeout_s)
-        return parts_of(first["initial_screenshot"]) if first.get("initial_screenshot") else ()
+        shown = first.get("initial_screenshot")
+        return await aside_of(shown, lambda: parts_of(shown)) if shown else ()
 
     async def call(
         self, name: str, arguments: Mapping[str, Any], *, timeout_s: float
@@ -119,9 +124,9 @@ class FleetOpenEnvInstance:
 
     async def grade(self, submission: Submission, *, timeout_s: float) -> Execution | None:
         try:
-            conversation = json.loads(submission.conversation or "null")
-        except (ValueError, RecursionError) as error:
-            return Execution(error=f"the transcript is not JSON: {error}")
+            conversation = await parse_json_aside(submission.conversation or "null", _CONVERSATION)
+        except ParseError as error:
+            return Execution(error=f"the transcript cannot be read: {error}")
         message = {
             "op": "grade",
             "answer": submission.final_answer,
@@ -164,7 +169,8 @@ class FleetOpenEnvInstance:
         info = answer["info"]
         if "tool_result" in info:
             error = info.get("tool_error")
-            return CallResult(parts_of(info["tool_result"]), error is not None, done=answer["done"])
+            parts = await aside_of(info, lambda: parts_of(info["tool_result"]))
+            return CallResult(parts, error is not None, done=answer["done"])
         told = str(info.get("tool_error"))
         unknown = _NO_SUCH_TOOL in told
         raise BackendError(

@@ -1,13 +1,13 @@
 """The worker process of one FleetTaskEnv, which a deadline kills: it swallows cancellation."""
 
 import asyncio
-import json
 import os
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from services.common.large_values import dump_json_aside
 from services.common.parsing import Limits, parse_json_aside
 from services.env_gateway.adapters.process import LastWords, spawn
 from services.env_gateway.ports import BackendError
@@ -42,7 +42,7 @@ class WorkerProcess:
 
     async def ask(self, message: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
         """Raises BackendError; nothing can be asked after that."""
-        self._send(message)
+        await self._send(message)
         return await self.read(timeout_s=timeout_s)
 
     async def read(self, *, timeout_s: float) -> dict[str, Any]:
@@ -73,10 +73,11 @@ class WorkerProcess:
         await self._process.wait()
         await self._words.close()
 
-    def _send(self, message: Mapping[str, Any]) -> None:
+    async def _send(self, message: Mapping[str, Any]) -> None:
+        line = await dump_json_aside(message) + b"\n"
         if self._killed or self._process.returncode is not None:
             raise BackendError("lost", "FleetTaskEnv was ended", delivered=False, lost=True)
-        self._stdin.write(json.dumps(message).encode() + b"\n")
+        self._stdin.write(line)
 
     def _kill(self) -> None:
         self._killed = True

@@ -6,10 +6,12 @@ the retry rule needs; so this speaks the wire itself, both JSON and SSE answers.
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, cast
 
 import aiohttp
 
+from services.common.large_values import aside_of
 from services.common.parsing import Limits
 from services.env_gateway.adapters.http_client import ANSWERS, HttpError, send
 from services.env_gateway.adapters.mcp.wire import (
@@ -72,7 +74,7 @@ class McpSession:
         while (left_s := until - _now()) > 0:
             params = {"cursor": cursor} if cursor else {}
             result = await self.request("tools/list", params, left_s)
-            tools += tools_of(result)
+            tools += await aside_of(result, partial(tools_of, result))
             cursor = result.get("nextCursor")
             if not cursor:
                 return tools
@@ -83,7 +85,8 @@ class McpSession:
         self, name: str, arguments: Mapping[str, Any], timeout_s: float
     ) -> CallResult:
         params = {"name": name, "arguments": arguments}
-        return call_result(await self.request("tools/call", params, timeout_s))
+        result = await self.request("tools/call", params, timeout_s)
+        return await aside_of(result, lambda: call_result(result))
 
     async def request(self, method: str, params: Mapping[str, Any], timeout_s: float) -> Any:
         """Raises BackendError; `lost` when the server knows neither the session nor a new one."""

@@ -5,8 +5,10 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from services.common.large_values import aside_of, dump_json_aside
 from services.common.parsing import Limits, ParseError, TooLargeError, parse_json_aside
 from services.env_gateway.adapters.http_client import ANSWERS
 from services.env_gateway.adapters.mcp.wire import (
@@ -87,7 +89,7 @@ class StdioServer:
 
     async def _write(self, message: Mapping[str, Any]) -> None:
         try:
-            self._stdin.write(json.dumps(message).encode() + b"\n")
+            self._stdin.write(await dump_json_aside(message) + b"\n")
             await self._stdin.drain()
         except ConnectionError as error:
             # Who reads its output knows how it ended, in a moment.
@@ -167,7 +169,8 @@ class StdioInstance:
         self, name: str, arguments: Mapping[str, Any], *, timeout_s: float
     ) -> CallResult:
         params = {"name": name, "arguments": arguments}
-        return call_result(await self._server.request("tools/call", params, timeout_s))
+        result = await self._server.request("tools/call", params, timeout_s)
+        return await aside_of(result, lambda: call_result(result))
 
     async def grade(self, submission: Submission, *, timeout_s: float) -> Execution | None:
         return None
@@ -188,7 +191,7 @@ class StdioInstance:
         while True:
             left_s = max(0.001, until - _now())
             result = await self._server.request("tools/list", params, left_s)
-            tools += tools_of(result)
+            tools += await aside_of(result, partial(tools_of, result))
             if not (cursor := result.get("nextCursor")):
                 return tools
             params = {"cursor": cursor}

@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 
+from services.common.large_values import aside_of
 from services.env_gateway.adapters.http_client import http_session, send
 from services.env_gateway.adapters.openenv import codec
 from services.env_gateway.adapters.openenv.wire import Channel, Refusal, connect
@@ -89,17 +90,18 @@ class OpenEnvInstance:
             return self._tools
         if not self._calls_tools:
             await self._channel.request("state", None, timeout_s=timeout_s)
-            self._tools = [codec.step_tool(self._config.step_tool, self._action)]
+            self._tools = [await aside_of(self._action, self._step_tool)]
             return self._tools
         data = await self._channel.request("step", {"type": "list_tools"}, timeout_s=timeout_s)
-        tools = codec.listed_tools(data, self._config.read_only_tools)
+        read_only = self._config.read_only_tools
+        tools = await aside_of(data, lambda: codec.listed_tools(data, read_only))
         self._tools = [tool for tool in tools if tool.name != self._config.submit_tool]
         self._submits = len(self._tools) < len(tools)
         return self._tools
 
     async def observe(self, *, timeout_s: float) -> Sequence[Part]:
-        fields = self._config.first_observation
-        return codec.observed(self._start, fields, self._config.image_fields)
+        fields, images = self._config.first_observation, self._config.image_fields
+        return await aside_of(self._start, lambda: codec.observed(self._start, fields, images))
 
     async def call(
         self, name: str, arguments: Mapping[str, Any], *, timeout_s: float
@@ -108,7 +110,7 @@ class OpenEnvInstance:
             data = await self._step(self._action_of(name, arguments), timeout_s)
         except Refusal as refusal:
             return self._refused(refusal)
-        return codec.call_result(data, self._config.image_fields)
+        return await aside_of(data, lambda: codec.call_result(data, self._config.image_fields))
 
     async def query(self, db: str, sql: str, args: Sequence[SqlValue], *, timeout_s: float) -> Rows:
         raise QueryError("an OpenEnv server shows no database; it grades by its rewards")
@@ -139,12 +141,15 @@ class OpenEnvInstance:
         await self._channel.close(timeout_s=timeout_s)
         self._backend.forget(self.instance_id, self._channel)
 
+    def _step_tool(self) -> Tool:
+        return codec.step_tool(self._config.step_tool, self._action)
+
     async def _submit(self, final_answer: str | None, timeout_s: float) -> None:
         tool = self._config.submit_tool
         arguments = {self._config.submit_argument: final_answer}
         data = await self._step(self._action_of(tool, arguments), timeout_s)
         self._stdout, self._report = codec.printed(data), codec.report(data)
-        result = codec.call_result(data, ())
+        result = await aside_of(data, lambda: codec.call_result(data, ()))
         if result.is_error:
             shown = "; ".join(part.text for part in result.parts if isinstance(part, Text))
             raise BackendError("refused", f"{tool} failed: {shown}", delivered=True)

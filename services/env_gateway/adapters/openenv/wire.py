@@ -6,13 +6,13 @@ nobody can say what comes next: it is dropped, and the session with it.
 """
 
 import asyncio
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, cast
 
 import aiohttp
 
+from services.common.large_values import dump_json_aside
 from services.common.parsing import Limits, TooLargeError, parse_json_aside
 from services.env_gateway.ports import BackendError
 
@@ -103,7 +103,8 @@ class Channel:
 
     async def _send(self, message: Mapping[str, Any]) -> None:
         try:
-            await self.socket.send_str(json.dumps(message))
+            text = await dump_json_aside(message)
+            await self.socket.send_frame(text, aiohttp.WSMsgType.TEXT)
         except ConnectionError:
             # What the server said before it closed the socket is still to be read.
             await asyncio.wait({self._reader})

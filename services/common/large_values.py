@@ -1,0 +1,44 @@
+"""Work on values that outside text was parsed into, off the event loop where they are large."""
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from services.common.parsing import ASIDE_BYTES, aside
+
+T = TypeVar("T")
+
+# A value takes some time by itself: writing 4,000 numbers takes as long as 64 KiB of text.
+_EACH_BYTES = 16
+
+
+async def aside_of(value: object, work: Callable[[], T]) -> T:
+    """Do the work on a JSON value, in a thread when it is large. Nobody may change it meanwhile."""
+    return await aside(size_of(value), work)
+
+
+async def dump_json_aside(value: Any) -> bytes:
+    """Return a value as JSON. Raises ValueError, TypeError or RecursionError where it is none."""
+    return await aside_of(value, lambda: json.dumps(value).encode())
+
+
+def size_of(value: object) -> int:
+    """Return roughly the bytes of a JSON value as text. The count stops above ASIDE_BYTES, so that
+    it takes no time that matters."""
+    size, left = 0, [value]
+    while left and size <= ASIDE_BYTES:
+        one = left.pop()
+        if isinstance(one, str | bytes):
+            size += _EACH_BYTES + len(one)
+        elif isinstance(one, dict):
+            fields = cast("dict[object, object]", one)
+            size += _EACH_BYTES + len(fields)
+            left += fields.keys()
+            left += fields.values()
+        elif isinstance(one, list | tuple):
+            items = cast("list[object]", one)
+            size += _EACH_BYTES + len(items)
+            left += items
+        else:
+            size += _EACH_BYTES
+    return size

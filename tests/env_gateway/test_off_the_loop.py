@@ -1,0 +1,195 @@
+"""What is made of large answers, and what is sent to those who asked, is made off the event loop:
+in CPU time of its thread, which nobody else's work counts in."""
+
+import asyncio
+import base64
+import json
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from services.common.large_values import aside_of, dump_json_aside, size_of
+from services.common.parsing import ASIDE_BYTES
+from services.env_gateway.adapters import database_dump as dump
+from services.env_gateway.adapters.embedded.backend import EmbeddedInstance
+from services.env_gateway.adapters.fleet.screen import first_picture
+from services.env_gateway.adapters.fleet.wire import Snapshots, State
+from services.env_gateway.adapters.fleet_openenv.backend import FleetOpenEnvInstance
+from services.env_gateway.adapters.mcp.client import McpSession
+from services.env_gateway.adapters.mcp.stdio import StdioInstance
+from services.env_gateway.adapters.openenv.backend import OpenEnvInstance
+from services.env_gateway.backend_config import OpenEnvConfig
+from services.env_gateway.computer import Screen, media, unscaled
+from services.env_gateway.config import ScreenConfig
+from services.env_gateway.ports import CallResult, Execution, Rows, Submission, Text, Tool
+from services.env_gateway.service import conversation_of
+from services.env_gateway.session import MediaStore
+from services.env_gateway.tasks import Task
+from services.env_gateway.verify.process import WorkerProcess
+
+MOST_S = 0.01
+MIB = 2**20
+PICTURE = base64.b64encode(b"\x89PNG" + b"p" * (11 * MIB)).decode()
+SHOWN = json.dumps({"base64_image": PICTURE})
+MANY = [{"text": "x", "type": "text"}] * 40_000
+SCREEN = Screen(ScreenConfig(), Tool("computer", "A screen.", "{}"), unscaled)
+SUBMISSION = Submission(Task(key="t", prompt="p", env_key="e"), "", json.dumps(MANY))
+
+
+def answering(answer: Any) -> Callable[..., Coroutine[Any, Any, Any]]:
+    async def answered(*_: Any, **__: Any) -> Any:
+        return answer
+
+    return answered
+
+
+def mcp(result: Any) -> Any:
+    session = McpSession(None, "http://nowhere")  # pyright: ignore[reportArgumentType]
+    session.request = answering(result)  # pyright: ignore[reportAttributeAccessIssue]
+    return session
+
+
+def stdio(result: Any) -> Any:
+    server: Any = SimpleNamespace(request=answering(result), notify=answering(None))
+    backend: Any = SimpleNamespace(classed=lambda tool: tool)  # pyright: ignore[reportUnknownLambdaType]
+    request: Any = SimpleNamespace(episode_id="e", task=SUBMISSION.task)
+    return StdioInstance(backend, request, server)
+
+
+def openenv(data: Any) -> Any:
+    backend, channel = SimpleNamespace(), SimpleNamespace(request=answering(data), open=True)
+    config = OpenEnvConfig(url="http://nowhere", image_fields=("screen",))
+    return OpenEnvInstance(backend, config, channel, SUBMISSION.task, {}, data, "i")  # pyright: ignore[reportArgumentType]
+
+
+def fleet_openenv(answer: Any) -> Any:
+    worker: Any = SimpleNamespace(ask=answering(answer), read=answering(answer), pid=1)
+    request: Any = SimpleNamespace(episode_id="e", task=SUBMISSION.task)
+    created = dict.fromkeys(("instance_id", "env_version", "data_version"), "")
+    return FleetOpenEnvInstance(None, worker, created, request)  # pyright: ignore[reportArgumentType]
+
+
+def embedded(answer: Any) -> Any:
+    worker: Any = SimpleNamespace(request=answering(answer))
+    return EmbeddedInstance(SimpleNamespace(), worker, "e", "v1")  # pyright: ignore[reportArgumentType]
+
+
+def sandbox() -> Any:
+    pipe: Any = SimpleNamespace(write=lambda _: None, drain=answering(None))  # pyright: ignore[reportUnknownLambdaType]
+    return WorkerProcess(SimpleNamespace(stdin=pipe, stdout=pipe))  # pyright: ignore[reportArgumentType]
+
+
+def copied() -> Awaitable[bytes | None]:
+    made = ["items", "CREATE TABLE items (id INTEGER PRIMARY KEY, name TEXT)"]
+    rows = [["", *made], *([["items", n, "x" * 700] for n in range(19_000)])]
+
+    async def ask(_db: str, sql: str) -> Rows:
+        return Rows((), [made] if sql == dump.SCHEMA_SQL else rows)
+
+    return Snapshots().get("current", State(("e", "v"), "v", ("e",)), ask)
+
+
+CONTENT = {"content": [{"type": "image", "mimeType": "image/png", "data": PICTURE}]}
+STRUCTURED = {"structuredContent": MANY}
+LISTED = {"tools": [{"name": f"t{n}", "inputSchema": {"a": [1, 2]}} for n in range(30_000)]}
+OBSERVED = {"observation": {"screen": PICTURE, "rows": MANY}}
+FUNCTIONS = [{"function": tool | {"parameters": tool["inputSchema"]}} for tool in LISTED["tools"]]
+IMAGE = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PICTURE}"}}]
+GRADED = {"reward": 1.0, "returned": 1.0, "stdout": "", "verifier_error": None}
+ROWS = {"columns": ["a"], "rows": [[1, 2]] * 100_000}
+TRANSCRIPT = b'{"role": "user"}\n' * 900_000
+WORK: dict[str, Callable[[], Awaitable[Any]]] = {
+    "a picture over MCP": lambda: mcp(CONTENT).call_tool("look", {}, 9.0),
+    "structured content over MCP": lambda: mcp(STRUCTURED).call_tool("look", {}, 9.0),
+    "tools over MCP": lambda: mcp(LISTED).list_tools(9.0),
+    "a picture over stdio": lambda: stdio(CONTENT).call("look", {}, timeout_s=9.0),
+    "tools over stdio": lambda: stdio(LISTED).list_tools(timeout_s=9.0),
+    "a picture of OpenEnv's": lambda: openenv(OBSERVED).call("step", {}, timeout_s=9.0),
+    "OpenEnv's first picture": lambda: openenv(OBSERVED).observe(timeout_s=9.0),
+    "OpenEnv's tools": lambda: openenv(
+        {"observation": {"tools": LISTED["tools"]}, "type": "call_tool"}
+    ).list_tools(timeout_s=9.0),
+    "FleetTaskEnv's picture": lambda: fleet_openenv(
+        {"info": {"tool_result": IMAGE}, "done": False}
+    ).call("look", {}, timeout_s=9.0),
+    "FleetTaskEnv's first picture": lambda: fleet_openenv(
+        {"observation": {"initial_screenshot": IMAGE}}
+    ).observe(timeout_s=9.0),
+    "FleetTaskEnv's tools": lambda: fleet_openenv({"observation": {"tools": FUNCTIONS}}).list_tools(
+        timeout_s=9.0
+    ),
+    "a transcript for FleetTaskEnv": lambda: fleet_openenv(GRADED).grade(SUBMISSION, timeout_s=9.0),
+    "rows of an embedded app": lambda: embedded(ROWS).query("current", "", (), timeout_s=9.0),
+    "a copy of an embedded app's database": lambda: embedded(
+        {"content": {"base64": PICTURE}}
+    ).snapshot("current", timeout_s=9.0),
+    "a copy of a database": copied,
+    "a copy for a verifier": lambda: sandbox()._send(PICTURE),
+    "rows for a verifier": lambda: sandbox()._send(ROWS),
+    "Fleet's first picture": lambda: first_picture(CallResult((Text(SHOWN),)), in_browser=False),
+    "positions in a text": lambda: SCREEN.shown_parts([Text("X=1,Y=1 " * (2 * MIB))]),
+    "a text that is kept": lambda: MediaStore(MIB).keep((Text("é" * (8 * MIB)),)),
+    "a transcript": lambda: conversation_of(bytearray(TRANSCRIPT)),
+    "a request": lambda: dump_json_aside(MANY),
+}
+
+
+@pytest.mark.parametrize("name", WORK)
+async def test_large_answers_cost_the_event_loop_next_to_nothing(name: str) -> None:
+    work = WORK[name]()
+    began = time.thread_time()
+    made = await work
+    assert time.thread_time() - began < MOST_S
+    if isinstance(made, Execution):
+        assert made.error is None
+
+
+async def test_a_picture_is_the_same_wherever_it_is_decoded() -> None:
+    small = base64.b64encode(b"\x89PNG small").decode()
+    for encoded, data in ((small, b"\x89PNG small"), (PICTURE, base64.b64decode(PICTURE))):
+        content = [{"type": "image", "mimeType": "image/png", "data": encoded}]
+        told = await mcp({"content": content}).call_tool("look", {}, 9.0)
+        assert told.parts == (media(data, "image/png"),)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, 1, 1.5, "text", [], {}, [1, [2, {"a": "b"}]], {"a": {"b": [1, 2, 3]}}],
+)
+def test_a_small_value_is_handled_where_it_is(value: object) -> None:
+    assert len(json.dumps(value)) // 4 <= size_of(value) < ASIDE_BYTES
+
+
+def test_the_size_of_a_large_value_is_known_without_a_look_at_all_of_it() -> None:
+    nested: Any = []
+    for _ in range(100_000):
+        nested = [nested]
+    for value in (nested, MANY, PICTURE, ROWS, list(range(10**6)), dict.fromkeys(range(10**6))):
+        began = time.thread_time()
+        assert size_of(value) > ASIDE_BYTES
+        assert time.thread_time() - began < 0.03
+
+
+async def test_an_error_off_the_loop_is_an_error() -> None:
+    def fail() -> None:
+        raise ValueError("why")
+
+    for value in ([], MANY):
+        with pytest.raises(ValueError, match="why"):
+            await aside_of(value, fail)
+    with pytest.raises(TypeError):
+        await dump_json_aside([b"x" * ASIDE_BYTES])
+
+
+def test_a_value_that_waits_for_its_thread_holds_nobody_up() -> None:
+    async def both() -> list[int]:
+        order: list[int] = []
+        slow = asyncio.create_task(aside_of(MANY, lambda: time.sleep(0.05) or order.append(2)))
+        await aside_of([], lambda: order.append(1))
+        await slow
+        return order
+
+    assert asyncio.run(both()) == [1, 2]
