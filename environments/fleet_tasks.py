@@ -24,6 +24,7 @@ KEY_VARIABLE = "FLEET_API_KEY"
 URL_VARIABLE = "FLEET_BASE_URL"
 URL = "https://orchestrator.fleetai.com"
 _TIMEOUT_S = 300.0
+_MOST_BYTES = 2**30
 _SAME = ("key", "prompt", "version", "data_id", "data_version", "env_variables")
 # Of the metadata, where the task itself has no such field.
 _METADATA = ("task_modality", "difficulty")
@@ -45,17 +46,25 @@ def fetch(url: str, key: str, env_key: str | None = None) -> list[dict[str, Any]
     request = urllib.request.Request(where, headers={"authorization": f"Bearer {key}"})
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
-            content = json.load(answer)
+            content = json.loads(_whole(answer.read(_MOST_BYTES + 1)))
     except urllib.error.HTTPError as error:
         hint = f"; check {KEY_VARIABLE}" if error.code in (401, 403) else ""
         with error:
             raise FleetTasksError(f"{where}: HTTP {error.code} {error.reason}{hint}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise FleetTasksError(f"{where}: {error}") from error
     tasks: Any = content.get("tasks") if isinstance(content, dict) else None
     if not isinstance(tasks, list):
         raise FleetTasksError(f'{where}: expected an object with the list "tasks"')
     return cast(list[dict[str, Any]], tasks)
+
+
+def _whole(content: bytes) -> bytes:
+    if len(content) > _MOST_BYTES:
+        raise ValueError(
+            f"more than {_MOST_BYTES} bytes; ask for one environment at a time, by --env"
+        )
+    return content
 
 
 def as_task(told: dict[str, Any], modality: str) -> dict[str, Any] | None:

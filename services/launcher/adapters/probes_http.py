@@ -9,6 +9,8 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
+from services.common.parsing import Limits
+from services.launcher.adapters.http_answers import ask, object_of
 from services.launcher.doctor.dataset import FLEET_BACKENDS, Version
 from services.launcher.doctor.ports import used_backends
 from services.launcher.doctor.results import (
@@ -23,6 +25,8 @@ from services.launcher.doctor.subject import Subject
 from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT
 
 _REQUEST_S = 8.0
+# Fleet tells tasks with their verifiers.
+_ANSWERS = Limits(bytes=2**26, values=2**20)
 _WANDB_URL = "https://api.wandb.ai"
 _VIEWER = "query Viewer { viewer { username teams { edges { node { name } } } } }"
 _SLACK_SCOPE = "chat:write"
@@ -44,7 +48,7 @@ async def fleet(subject: Subject) -> list[Finding]:
         return [fail(f"{variable} is not set", f"export {variable}, or correct api_key_env")]
     async with _client(key) as http:
         try:
-            answer = await http.get(f"{url}/v1/account")
+            answer = await _asked(http, "GET", f"{url}/v1/account")
         except httpx.HTTPError as error:
             fix = "correct the backend's url, or see whether it can be reached from here"
             return [fail(f"{url} cannot be reached: {_said(error)}", fix)]
@@ -54,11 +58,11 @@ async def fleet(subject: Subject) -> list[Finding]:
     if answer.status_code != 200:
         what = f"{url}/v1/account answered {answer.status_code}: {first_line(answer.text, 100)}"
         return [fail(what, "see whether the backend's url is Fleet's control plane")]
-    return _account(answer, url, subject)
+    return await _account(answer, url, subject)
 
 
-def _account(answer: httpx.Response, url: str, subject: Subject) -> list[Finding]:
-    body = _object(answer)
+async def _account(answer: httpx.Response, url: str, subject: Subject) -> list[Finding]:
+    body = await _object(answer)
     limit, used = body.get("instance_limit"), body.get("instance_count", 0)
     told = ok(f"{url} knows the key, of {body.get('team_name') or 'a team without a name'}")
     rollout = subject.sections.get(ROLLOUT)
@@ -104,11 +108,11 @@ async def fleet_versions(subject: Subject, versions: Sequence[Version]) -> list[
 async def _environment(
     http: httpx.AsyncClient, url: str, env_key: str, wanted: Sequence[Version]
 ) -> list[Finding]:
-    answer = await http.get(f"{url}/v1/env/{quote(env_key, safe='')}")
+    answer = await _asked(http, "GET", f"{url}/v1/env/{quote(env_key, safe='')}")
     if answer.status_code in (400, 404):
         fix = "correct env_id in the task file, or ask Fleet for access to that environment"
         return [fail(f"Fleet has no environment {env_key}", fix)]
-    have = _object(answer).get("versions") or {}
+    have = (await _object(answer)).get("versions") or {}
     findings: list[Finding] = []
     for version in sorted({w.env_version for w in wanted} - {""}):
         if version not in have and f"v{version}" not in have:
@@ -123,10 +127,11 @@ async def _data(
 ) -> list[Finding]:
     """Fleet lists data only by the team's tasks: where it has none at all, nothing is known."""
     query = {"env_key": env_key, "data_version": data_version}
-    here = _object(await http.get(f"{url}/v1/tasks", params=query))
+    here = await _object(await _asked(http, "GET", f"{url}/v1/tasks", params=query))
     if here.get("tasks"):
         return []
-    every = _object(await http.get(f"{url}/v1/tasks", params={"env_key": env_key}))
+    query = {"env_key": env_key}
+    every = await _object(await _asked(http, "GET", f"{url}/v1/tasks", params=query))
     known = sorted({str(t.get("data_version") or "") for t in every.get("tasks") or ()} - {""})
     what = f"Fleet lists no task of {env_key}@{data_version}"
     if known:
@@ -160,10 +165,11 @@ async def _viewer(url: str, key: str) -> Mapping[str, Any]:
     login = base64.b64encode(f"api:{key}".encode()).decode()
     async with _client() as http:
         headers = {"Authorization": f"Basic {login}"}
-        answer = await http.post(f"{url}/graphql", json={"query": _VIEWER}, headers=headers)
+        asked = {"query": _VIEWER}
+        answer = await _asked(http, "POST", f"{url}/graphql", json=asked, headers=headers)
     if answer.status_code in (401, 403):
         raise _RefusedError(f"{url} refuses the key of wandb ({answer.status_code})")
-    viewer = (_object(answer).get("data") or {}).get("viewer")
+    viewer = ((await _object(answer)).get("data") or {}).get("viewer")
     if not viewer:
         raise _RefusedError(f"{url} does not know the key of wandb")
     return viewer
@@ -201,8 +207,8 @@ async def slack(subject: Subject) -> list[Finding]:
     url = f"{notify.slack.api_url.rstrip('/')}/auth.test"
     async with _client(token) as http:
         try:
-            answer = await http.post(url)
-            body = _object(answer)
+            answer = await _asked(http, "POST", url)
+            body = await _object(answer)
         except (httpx.HTTPError, _RefusedError) as error:
             fix = "correct launcher.notify.slack.api_url, or see whether Slack can be reached"
             return [fail(f"{url} gave no answer: {_said(error)}", fix)]
@@ -222,16 +228,19 @@ def _client(bearer: str = "") -> httpx.AsyncClient:
     return httpx.AsyncClient(timeout=_REQUEST_S, headers=headers)
 
 
-def _object(answer: httpx.Response) -> dict[str, Any]:
+async def _asked(http: httpx.AsyncClient, method: str, url: str, **request: Any) -> httpx.Response:
+    return await ask(http, method, url, limits=_ANSWERS, **request)
+
+
+async def _object(answer: httpx.Response) -> dict[str, Any]:
     """The JSON object of a 200. Raises _RefusedError."""
     try:
-        body = answer.json() if answer.status_code == 200 else None
+        if answer.status_code == 200:
+            return await object_of(answer, _ANSWERS)
     except ValueError:
-        body = None
-    if not isinstance(body, dict):
-        said = first_line(answer.text, 100)
-        raise _RefusedError(f"{answer.url.host} answered {answer.status_code}: {said}")
-    return body
+        pass
+    said = first_line(answer.text[:1000], 100)
+    raise _RefusedError(f"{answer.url.host} answered {answer.status_code}: {said}")
 
 
 def _said(error: Exception) -> str:

@@ -2,12 +2,15 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 from services.common.errors import ConfigError
+from services.common.parsing import Limits
+from services.launcher.adapters.http_answers import ask, object_of
 from services.launcher.plan import SPEC_FILE, BadSpecError, read_spec
 from services.launcher.ports import BackendUnreachable, Stray
 from services.launcher.sky import audit, records
@@ -19,6 +22,8 @@ _LAMBDA_URL = "https://cloud.lambdalabs.com/api/v1"
 _LAMBDA_URL_VARIABLE = "FLOTILLA_LAMBDA_URL"
 _LAMBDA_KEYS = Path(".lambda_cloud/lambda_keys")
 _REQUEST_S = 20.0
+# Some 2 KiB a machine.
+_MACHINES = Limits(bytes=2**24, values=2**18)
 # A machine that ends is listed for a while, and costs nothing then.
 _ENDING = ("terminating", "terminated", "preempted")
 
@@ -50,12 +55,34 @@ class LambdaCloud:
         try:
             async with httpx.AsyncClient(timeout=_REQUEST_S) as http:
                 headers = {"Authorization": f"Bearer {keys.get('api_key', '')}"}
-                answer = await http.request(method, self._url + path, json=wish, headers=headers)
+                answer = await ask(
+                    http, method, self._url + path, json=wish, headers=headers, limits=_MACHINES
+                )
                 answer.raise_for_status()
-                return answer.json()["data"]
+                return _listed(await object_of(answer, _MACHINES))
         # What is no list is no answer.
         except (httpx.HTTPError, ValueError, KeyError) as error:
             raise BackendUnreachable(f"{self.cloud} itself cannot be asked: {error}") from error
+
+
+def _listed(answer: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Raises ValueError."""
+    match answer.get("data"):
+        case [*machines] if all(map(_is_machine, machines)):
+            return machines
+        case dict():
+            # What the end of machines is answered with.
+            return []
+        case _:
+            raise ValueError("an answer without a list of machines")
+
+
+def _is_machine(value: object) -> bool:
+    match value:
+        case {"id": str(), "status": str()}:
+            return True
+        case _:
+            return False
 
 
 class Auditor:

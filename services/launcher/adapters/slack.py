@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 
 from services.common.log import add_secret
+from services.launcher.adapters.http_answers import ask, object_of, retry_after
 from services.launcher.notify.messages import Kind, Message
 from services.launcher.notify.outbox import Letter, Target
 from services.launcher.notify.sinks import LaterError, RefusedError
@@ -67,7 +68,11 @@ class Slack:
         if parent:
             body["thread_ts"] = parent
         answer = await self._call("chat.postMessage", json=body)
-        return letter.thread or f"{answer['channel']}{_SEPARATOR}{answer['ts']}"
+        match answer:
+            case {"channel": str(where), "ts": str(ts)}:
+                return letter.thread or f"{where}{_SEPARATOR}{ts}"
+            case _:
+                raise LaterError("Slack does not say where the message is", unsure=True)
 
     async def find(self, letter: Letter) -> str | None:
         channel, _, parent = letter.thread.partition(_SEPARATOR)
@@ -85,10 +90,13 @@ class Slack:
         except RefusedError:
             # It may write there and not read: twice is better than never.
             return None
-        for message in answer.get("messages", []):
-            payload = (message.get("metadata") or {}).get("event_payload") or {}
-            if payload.get("key") == letter.key:
-                return letter.thread or f"{asked['channel']}{_SEPARATOR}{message['ts']}"
+        messages = answer.get("messages")
+        for message in messages if isinstance(messages, list) else ():
+            match message:
+                case {"ts": str(ts), "metadata": {"event_payload": {"key": letter.key}}}:
+                    return letter.thread or f"{asked['channel']}{_SEPARATOR}{ts}"
+                case _:
+                    continue
         return None
 
     async def close(self) -> None:
@@ -103,22 +111,22 @@ class Slack:
             )
         verb = "POST" if "json" in request else "GET"
         try:
-            answer = await self._client.request(verb, f"/{method}", **request)
+            answer = await ask(self._client, verb, f"/{method}", **request)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise LaterError(f"Slack cannot be reached: {type(error).__name__}") from error
         except httpx.HTTPError as error:
             raise LaterError(f"Slack: {type(error).__name__}", unsure=True) from error
-        return self._judged(answer)
+        return await self._judged(answer)
 
-    def _judged(self, answer: httpx.Response) -> dict[str, Any]:
+    async def _judged(self, answer: httpx.Response) -> dict[str, Any]:
         if answer.status_code == _TOO_MANY_REQUESTS:
             raise LaterError("Slack limits the rate", after_s=retry_after(answer))
         if answer.is_server_error:
             raise LaterError(f"Slack answered HTTP {answer.status_code}", unsure=True)
         try:
-            said = answer.json()
+            said = await object_of(answer)
         except ValueError:
-            said = {}
+            said = dict[str, Any]()
         if said.get("ok"):
             return said
         error = str(said.get("error") or f"http_{answer.status_code}")
@@ -149,12 +157,6 @@ class Slack:
 def trusted() -> ssl.SSLContext:
     """Reading the certificates of the world's authorities takes a while; once is enough."""
     return httpx.create_ssl_context()
-
-
-def retry_after(answer: httpx.Response) -> float:
-    """Seconds that the server asks us to wait; a few where it does not say."""
-    told = answer.headers.get("retry-after", "")
-    return float(told) if told.replace(".", "", 1).isdecimal() else 5.0
 
 
 def text_of(message: Message) -> str:

@@ -1,17 +1,20 @@
 """Notices that a spot machine is taken away, as its cloud gives them."""
 
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 
 import httpx
 
 from services.common import log
+from services.launcher.adapters.http_answers import ask, object_of
 
 # AWS says when it will be; GCP's machines have 30 seconds, less what it took us to ask.
 _GCP_LEFT_S = 25.0
 # It is on the machine itself.
 _TIMEOUT_S = 2.0
+_TOKEN = re.compile(r"[!-~]{1,1024}")
 _AWS_TOKEN_S = 300
 _log = log.get_logger(__name__)
 
@@ -39,31 +42,30 @@ class MetadataNotices:
         await self._client.aclose()
 
     async def _aws(self) -> float | None:
-        answer = await self._client.get(
-            "/latest/meta-data/spot/instance-action", headers=await self._aws_token()
-        )
+        headers = await self._aws_token()
+        answer = await self._ask("GET", "/latest/meta-data/spot/instance-action", headers)
         if not answer.is_success:
             return None
         try:
-            at = datetime.fromisoformat(answer.json()["time"])
-        except (ValueError, KeyError, TypeError):
+            at = datetime.fromisoformat((await object_of(answer))["time"]).timestamp()
+        except (ValueError, KeyError, TypeError, OverflowError):
             _log.warning("AWS gives a notice that cannot be read", text=answer.text[:200])
             return None
-        return max(0.0, at.timestamp() - self._wall())
+        return max(0.0, at - self._wall())
 
     async def _aws_token(self) -> dict[str, str]:
         """IMDSv2's; where that is off, or this is not AWS, none is needed."""
-        answer = await self._client.put(
-            "/latest/api/token",
-            headers={"X-aws-ec2-metadata-token-ttl-seconds": str(_AWS_TOKEN_S)},
-        )
-        if not answer.is_success:
+        headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(_AWS_TOKEN_S)}
+        answer = await self._ask("PUT", "/latest/api/token", headers)
+        if not answer.is_success or not _TOKEN.fullmatch(answer.text):
             return {}
         return {"X-aws-ec2-metadata-token": answer.text}
 
     async def _gcp(self) -> float | None:
-        answer = await self._client.get(
-            "/computeMetadata/v1/instance/preempted", headers={"Metadata-Flavor": "Google"}
-        )
+        headers = {"Metadata-Flavor": "Google"}
+        answer = await self._ask("GET", "/computeMetadata/v1/instance/preempted", headers)
         said = answer.is_success and answer.text.strip() == "TRUE"
         return _GCP_LEFT_S if said else None
+
+    async def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> httpx.Response:
+        return await ask(self._client, method, path, headers=headers, whole_s=_TIMEOUT_S)

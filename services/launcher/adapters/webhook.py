@@ -5,7 +5,8 @@ import logging
 import httpx
 
 from services.common.log import add_secret
-from services.launcher.adapters.slack import retry_after, trusted
+from services.launcher.adapters.http_answers import ask, retry_after
+from services.launcher.adapters.slack import trusted
 from services.launcher.notify.messages import Message
 from services.launcher.notify.outbox import Letter, Target
 from services.launcher.notify.sinks import LaterError, RefusedError
@@ -33,7 +34,8 @@ class Webhook:
             )
         headers = {"Idempotency-Key": letter.key}
         try:
-            answer = await self._client.post(self._url, json=body_of(letter), headers=headers)
+            body = body_of(letter)
+            answer = await ask(self._client, "POST", self._url, json=body, headers=headers)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             # The text of some of these errors is the URL.
             raise LaterError(f"the webhook cannot be reached: {type(error).__name__}") from None
