@@ -6,7 +6,8 @@ variable that nobody has thought of stays where it is.
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from functools import cache
 
 from services.common.secret_values import is_secret_name, secret_values
@@ -56,6 +57,21 @@ def child_environment(
         for name, value in given.items()
         if named.fullmatch(name) or (common.fullmatch(name) and not _is_secret(name, value))
     }
+
+
+@contextmanager
+def seen_by_children(*also: str) -> Generator[None]:
+    """Have this process's own environment be `child_environment(*also)`, around a library that
+    starts a process with all of it. Other threads see that too: for what happens before there is
+    anything that reads a variable."""
+    kept = child_environment(*also)
+    hidden = {name: value for name, value in os.environ.items() if name not in kept}
+    try:
+        for name in hidden:
+            del os.environ[name]
+        yield
+    finally:
+        os.environ.update(hidden)
 
 
 @cache

@@ -122,7 +122,15 @@ def _clean(key: str, value: Any) -> Any:
     if len(clean) > _MAX_VALUE_CHARACTERS:
         cut = len(clean) - _MAX_VALUE_CHARACTERS
         return f"{clean[:_MAX_VALUE_CHARACTERS]}... ({cut} characters cut)"
-    return clean if isinstance(value, str) else json.loads(clean)
+    return clean if isinstance(value, str) else _loaded(clean)
+
+
+def _loaded(clean: str) -> Any:
+    """The value, or its text where what was hidden is no part of a string: a secret of digits."""
+    try:
+        return json.loads(clean)
+    except ValueError:
+        return clean
 
 
 def _json(event: Mapping[str, Any]) -> str:

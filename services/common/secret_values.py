@@ -5,11 +5,12 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
+from html import escape
 from typing import Any, cast
 from urllib.parse import quote, quote_plus, unquote, urlsplit
 
 _WORDS = "TOKEN|SECRET|PASSWORD|PASSWD|KEY|CREDENTIAL|WEBHOOK"
-_NAME = re.compile(f"({_WORDS})S?(_|$)", re.IGNORECASE)
+_NAME = re.compile(f"({_WORDS}|JWT|PASSPHRASE|(^|_)PASS|_PWD)S?(_|$)", re.IGNORECASE)
 # Objects with secrets in them, whose names do not say so.
 _OBJECTS = ("FLOTILLA_LAUNCHER", "FLOTILLA_REMOTE_OPTIONS", "FLOTILLA_TLS")
 _IN_OBJECT = re.compile(f"{_WORDS}|TLS", re.IGNORECASE)
@@ -69,15 +70,28 @@ def credentials(text: str) -> Iterator[str]:
 
 
 def forms(secret: str) -> frozenset[str]:
-    """All that a secret may be written as: plain, quoted for JSON and URLs, in hexadecimal, and in
-    base64, which depends on where in a triple of bytes it begins."""
+    """All that a secret may be written as: plain, quoted for JSON, Python, HTML and URLs, in
+    hexadecimal, and in base64, which depends on where in a triple of bytes it begins."""
     raw = secret.encode(errors="surrogatepass")
-    quoted = (quote(raw, safe=""), quote(raw), quote_plus(raw))
+    bytewise = "".join(f"%{byte:02X}" for byte in raw)
+    quoted = (quote(raw, safe=""), quote(raw), quote_plus(raw), bytewise)
     lower = (_ESCAPE.sub(lambda found: found[0].lower(), each) for each in quoted)
-    escaped = (json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1])
     encoded = (_in_base64(raw, before) for before in range(3))
     both = (each.translate(alphabet) for each in encoded for alphabet in ({}, _URL_ALPHABET))
-    return frozenset({secret, *escaped, *quoted, *lower, raw.hex(), *both})
+    in_hex = raw.hex()
+    return frozenset(
+        {secret, *_in_source(secret, raw), *quoted, *lower, in_hex, in_hex.upper(), *both}
+    )
+
+
+def _in_source(secret: str, raw: bytes) -> Iterator[str]:
+    """Between the quotes of languages, and of JSON that is a string in JSON itself."""
+    for ascii_only in (True, False):
+        once = json.dumps(secret, ensure_ascii=ascii_only)[1:-1]
+        yield from (once, json.dumps(once, ensure_ascii=ascii_only)[1:-1])
+    # With a quote before it the other one is escaped.
+    yield from (repr(secret)[1:-1], repr(f'"{secret}')[2:-1], repr(raw)[2:-1])
+    yield from (escape(secret), escape(secret, quote=False))
 
 
 def _in_base64(raw: bytes, before: int) -> str:

@@ -2,23 +2,39 @@
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 ALLOWED = "child_environment"
-_SUBPROCESS = {"run", "Popen", "call", "check_call", "check_output", "getoutput", "getstatusoutput"}
-_ASYNCIO = {"create_subprocess_exec", "create_subprocess_shell", "subprocess_exec"}
-_OS = {"fork", "forkpty", "system", "popen", "startfile"}
+_STARTS = {
+    "subprocess": (
+        *("run", "Popen", "call", "check_call", "check_output", "getoutput", "getstatusoutput"),
+    ),
+    "os": ("fork", "forkpty", "system", "popen", "startfile"),
+    "pty": ("spawn", "fork"),
+    "psutil": ("Popen",),
+}
 _OS_PREFIXES = ("exec", "spawn", "posix_spawn")
-_MULTIPROCESSING = {"Process", "Pool", "get_context", "Manager"}
-_ANYWHERE = {*_ASYNCIO, "ProcessPoolExecutor"}
-# What may be imported of these modules without starting anything.
-_HARMLESS = {"PIPE", "DEVNULL", "STDOUT", "Process", "CompletedProcess", "SubprocessError"}
-_MODULES = ("subprocess", "asyncio.subprocess", "multiprocessing", "pty")
+# Of whatever module or object they are.
+_ANYWHERE = {
+    *("create_subprocess_exec", "create_subprocess_shell", "subprocess_exec", "subprocess_shell"),
+    *("ProcessPoolExecutor", "fork_exec"),
+}
+# All of it starts processes, torch's as Python's own, but for this.
+_MULTIPROCESSING, _TELLS = "multiprocessing", {"active_children", "cpu_count", "current_process"}
+# What may be imported of these modules by its own name: of the rest no call could be recognised.
+_HARMLESS = {
+    "subprocess": {
+        *("PIPE", "DEVNULL", "STDOUT", "CompletedProcess", "SubprocessError"),
+        *("TimeoutExpired", "CalledProcessError"),
+    },
+    "asyncio.subprocess": {"PIPE", "DEVNULL", "STDOUT", "Process"},
+    "pty": set[str](),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A call that starts a process; `function` is the innermost around it."""
+    """A use of what starts a process; `function` is the innermost around it."""
 
     line: int
     function: str
@@ -27,56 +43,98 @@ class Start:
 
 def starts(source: str) -> list[Start]:
     tree = ast.parse(source)
-    return sorted(_of(tree, "<module>", tree), key=lambda start: start.line)
+    found = _Search(_full_names(tree)).within(tree, "<module>", tree)
+    return sorted(found, key=lambda start: start.line)
 
 
-def _of(node: ast.AST, function: str, scope: ast.AST) -> Iterator[Start]:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from _of(child, child.name, child)
-            continue
-        if isinstance(child, ast.Call) and _starts(child.func):
-            yield Start(child.lineno, function, _is_allowed(child, scope))
-        if isinstance(child, ast.ImportFrom) and _hides_a_start(child):
-            yield Start(child.lineno, function, False)
-        yield from _of(child, function, scope)
+def _full_names(tree: ast.Module) -> dict[str, str]:
+    """What the names that a file imports are in full."""
+    names: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {each.asname: each.name for each in node.names if each.asname}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {each.asname or each.name: f"{node.module}.{each.name}" for each in node.names}
+    return names
 
 
-def _starts(called: ast.expr) -> bool:
-    if isinstance(called, ast.Name):
-        return called.id in _ANYWHERE
-    if not isinstance(called, ast.Attribute):
-        return False
-    name, owner = called.attr, ast.unparse(called.value)
-    return (
-        name in _ANYWHERE
-        or (owner == "subprocess" and name in _SUBPROCESS)
-        or (owner == "multiprocessing" and name in _MULTIPROCESSING)
-        or (owner == "os" and (name in _OS or name.startswith(_OS_PREFIXES)))
-        or (owner == "pty" and name in ("spawn", "fork"))
-    )
+@dataclass
+class _Search:
+    full_names: dict[str, str]
+    # Uses that a call around them has been judged for.
+    judged: set[ast.AST] = field(default_factory=set[ast.AST])
+
+    def within(self, node: ast.AST, function: str, scope: ast.AST) -> Iterator[Start]:
+        for child in _run(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield from self.within(child, child.name, child)
+                continue
+            yield from self._at(child, function, scope)
+            yield from self.within(child, function, scope)
+
+    def _at(self, node: ast.AST, function: str, scope: ast.AST) -> Iterator[Start]:
+        if isinstance(node, ast.ImportFrom) and _hides_a_start(node):
+            yield Start(node.lineno, function, False)
+        elif isinstance(node, ast.Call):
+            # As an argument too: `to_thread(subprocess.run, ..., env=...)`.
+            uses = [each for each in (node.func, *node.args) if self._starts(each)]
+            self.judged.update(part for use in uses for part in ast.walk(use))
+            if uses:
+                yield Start(node.lineno, function, self._is_allowed(node, scope))
+        elif isinstance(node, ast.expr) and node not in self.judged and self._starts(node):
+            self.judged.update(ast.walk(node))
+            yield Start(node.lineno, function, False)
+
+    def _starts(self, node: ast.expr) -> bool:
+        owner, _, name = self._full(node).rpartition(".")
+        if name in _ANYWHERE:
+            return True
+        if _MULTIPROCESSING in owner.split("."):
+            return name not in _TELLS
+        return name in _STARTS.get(owner, ()) or (owner == "os" and name.startswith(_OS_PREFIXES))
+
+    def _full(self, node: ast.expr) -> str:
+        """Its name by the modules it is of, empty for what is more than a name."""
+        if isinstance(node, ast.Name):
+            return self.full_names.get(node.id, node.id)
+        if isinstance(node, ast.Attribute):
+            return f"{self._full(node.value)}.{node.attr}"
+        return ""
+
+    def _is_allowed(self, call: ast.Call, scope: ast.AST) -> bool:
+        given = [keyword.value for keyword in call.keywords if keyword.arg == "env"]
+        if self._full(call.func) == "os.execve":
+            given = [call.args[2]]
+        if len(given) != 1:
+            return False
+        environment = given[0]
+        if isinstance(environment, ast.Dict) and not environment.keys:
+            return True
+        parts = [environment, *_assigned(environment, scope)]
+        return any(_is_made(node) for part in parts for node in ast.walk(part)) and not any(
+            self._is_whole(node) for node in ast.walk(scope)
+        )
+
+    def _is_whole(self, node: ast.AST) -> bool:
+        """Tells of this process's environment, with which a function could still fill what it
+        made for a child."""
+        return isinstance(node, ast.Name | ast.Attribute) and self._full(node) == "os.environ"
+
+
+def _run(node: ast.AST) -> Iterator[ast.AST]:
+    """The children of a node but for annotations, which start nothing."""
+    told = (getattr(node, "annotation", None), getattr(node, "returns", None))
+    return (child for child in ast.iter_child_nodes(node) if child not in told)
 
 
 def _hides_a_start(node: ast.ImportFrom) -> bool:
     """Of `from subprocess import run` no call could be recognised."""
-    if node.module == "os":
-        return any(each.name in _OS or each.name.startswith(_OS_PREFIXES) for each in node.names)
-    return node.module in _MODULES and any(each.name not in _HARMLESS for each in node.names)
-
-
-def _is_allowed(call: ast.Call, scope: ast.AST) -> bool:
-    given = [keyword.value for keyword in call.keywords if keyword.arg == "env"]
-    if ast.unparse(call.func) == "os.execve":
-        given = [call.args[2]]
-    if len(given) != 1:
-        return False
-    environment = given[0]
-    if isinstance(environment, ast.Dict) and not environment.keys:
-        return True
-    parts = [environment, *_assigned(environment, scope)]
-    text = " ".join(ast.unparse(part) for part in parts)
-    made = any(_is_made(node) for part in parts for node in ast.walk(part))
-    return made and "os.environ" not in text
+    module, names = node.module or "", {each.name for each in node.names}
+    if module == "os":
+        return any(name in _STARTS["os"] or name.startswith(_OS_PREFIXES) for name in names)
+    if _MULTIPROCESSING in module.split("."):
+        return bool(names - _TELLS)
+    return bool(names - _HARMLESS.get(module, names))
 
 
 def _assigned(environment: ast.expr, scope: ast.AST) -> list[ast.expr]:

@@ -1,10 +1,11 @@
 """What a child of a process of ours gets to see of its environment."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from services.common.child_environment import child_environment
+from services.common.child_environment import child_environment, seen_by_children
 
 SECRETS = {
     "FLEET_API_KEY": "canary-fleet-0001",
@@ -94,3 +95,17 @@ def test_it_is_that_of_this_process_unless_another_is_given(
     monkeypatch.setenv("TZ", "UTC")
     found = child_environment()
     assert found["TZ"] == "UTC" and "MINE_API_KEY" not in found
+
+
+def test_what_a_library_starts_sees_no_more_either_and_then_all_is_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("WANDB_SERVICE", "old")
+    before = dict(os.environ)
+    with seen_by_children("WANDB_*"):
+        seen = dict(os.environ)
+        os.environ["WANDB_SERVICE"] = "new"
+    assert "WANDB_API_KEY" in seen and seen == child_environment("WANDB_*", environ=before)
+    assert dict(os.environ) == {**before, "WANDB_SERVICE": "new"}

@@ -77,6 +77,16 @@ def test_secrets_never_appear(
     assert len([json.loads(line) for line in output.splitlines()]) == 5
 
 
+def test_a_line_in_which_a_number_was_a_secret_is_written_without_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log.setup("env_gateway", "run-1", pretty=False)
+    log.add_secret("2718281828459")
+    log.get_logger("x").info("a pin", value={"pin": 2718281828459, "n": 1})
+    [line] = lines(capsys)
+    assert line["event"] == "a pin" and line["value"] == '{"pin": ***, "n": 1}'
+
+
 def test_secrets_do_not_appear_in_another_writing_or_in_a_url(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,11 +51,40 @@ def test_every_start_of_a_process_gets_what_a_child_may_have() -> None:
         "with ProcessPoolExecutor() as pool: pass",
         "from subprocess import check_output",
         "from os import execv",
+        "await asyncio.to_thread(subprocess.run, command)",
+        "call = subprocess.run",
+        "partial(subprocess.Popen, command)()",
+        "from multiprocessing import Process",
+        "from torch.multiprocessing import spawn",
+        "multiprocessing.pool.Pool()",
+        "torch.multiprocessing.spawn(work)",
+        "await loop.subprocess_shell(protocol, command)",
+        "psutil.Popen(command)",
+        "_posixsubprocess.fork_exec(command)",
+        "made = child_environment(); made.update(os.environ); subprocess.run(command, env=made)",
+        "made = child_environment(); made |= os.environ; subprocess.run(command, env=made)",
     ],
 )
 def test_a_start_with_another_environment_is_seen(line: str) -> None:
     (start,) = starts(f"async def f():\n    {line}\n")
     assert (start.line, start.function, start.allowed) == (2, "f", False)
+
+
+@pytest.mark.parametrize(
+    ("imported", "line"),
+    [
+        ("import subprocess as sp", "sp.run(command)"),
+        ("import os as system", "system.execvp(command[0], command)"),
+        ("import torch.multiprocessing as mp", "mp.spawn(work)"),
+        ("from asyncio import subprocess", "await subprocess.create_subprocess_exec(*command)"),
+        ("from asyncio import create_subprocess_exec as run", "await run(*command)"),
+        ("from concurrent.futures import ProcessPoolExecutor as P", "P()"),
+        ("from os import environ", "subprocess.run(c, env={**child_environment(), **environ})"),
+    ],
+)
+def test_a_start_by_another_name_is_seen(imported: str, line: str) -> None:
+    (start,) = starts(f"{imported}\nasync def f():\n    {line}\n")
+    assert (start.line, start.allowed) == (3, False)
 
 
 @pytest.mark.parametrize(
@@ -66,13 +95,16 @@ def test_a_start_with_another_environment_is_seen(line: str) -> None:
         "subprocess.run(command, env={})",
         "made = child_environment(); subprocess.run(command, env={**made, 'A': b})",
         "os.execve(command[0], command, child_environment())",
+        "await asyncio.to_thread(subprocess.run, command, env=child_environment())",
     ],
 )
 def test_a_start_with_a_childs_environment_is_allowed(line: str) -> None:
-    (start,) = starts(f"def f():\n    {line}\n")
+    (start,) = starts(f"async def f():\n    {line}\n")
     assert start.allowed
 
 
 def test_what_starts_nothing_is_left_alone() -> None:
     source = "from asyncio.subprocess import PIPE, Process\nrun(command)\nwork.Process()\n"
+    source += "x: subprocess.Popen[bytes] = multiprocessing.active_children()\n"
+    source += "def f(p: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]: return p\n"
     assert starts(source) == []

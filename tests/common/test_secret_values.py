@@ -1,6 +1,7 @@
 """Which variables are taken for secrets, and what of them."""
 
 import base64
+import html
 import json
 import re
 from pathlib import Path
@@ -18,7 +19,13 @@ from services.common.secret_values import forms, is_secret_name, referenced, sec
         ("AWS_SECRET_ACCESS_KEY", True),
         ("NEBIUS_CREDENTIALS_JSON", True),
         ("FLOTILLA_REMOTE_OPTIONS", True),
+        ("SLURM_JWT", True),
+        ("DB_PASS", True),
+        ("MYSQL_PWD", True),
+        ("SSH_PASSPHRASE", True),
         ("KEYBOARD", False),
+        ("OLDPWD", False),
+        ("COMPASS", False),
         ("PATH", False),
     ],
 )
@@ -85,6 +92,12 @@ def test_a_secret_is_known_in_whatever_is_made_of_the_text_around_it(
         "base64": base64.b64encode(raw).decode(),
         "base64 of URLs": base64.urlsafe_b64encode(raw).decode(),
         "hexadecimal": raw.hex(),
+        "hexadecimal, upper case": raw.hex().upper(),
+        "Python's": repr(whole),
+        "Python's bytes": repr(raw),
+        "JSON in JSON": json.dumps(json.dumps(whole)),
+        "every byte of a URL": "".join(f"%{byte:02X}" for byte in raw),
+        "HTML": html.escape(whole),
     }
     known = forms(secret)
     assert [how for how, text in written.items() if not any(f in text for f in known)] == []

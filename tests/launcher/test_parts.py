@@ -15,7 +15,7 @@ from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.launcher import address_file, codec, logs
 from services.launcher.adapters.gpu_slots import GpuSlots
-from services.launcher.adapters.local import LocalBackend
+from services.launcher.adapters.local import MARK, LocalBackend
 from services.launcher.console import report
 from services.launcher.console.board import Board, duration_text
 from services.launcher.console.interrupts import Interrupts
@@ -74,6 +74,23 @@ async def test_an_orphan_is_found_by_its_mark_alone_and_ended_with_its_children(
     await heir.end(found, 2.0)
     assert await heir.orphans([unit]) == []
     assert (await dead.wait(unit)).code == -15
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root sees the environments of others")
+async def test_a_strangers_process_with_a_mark_of_ours_is_left_alone(tmp_path: Path) -> None:
+    mark = {MARK: f"{tmp_path}:run-1/rollout-0#1"}
+    stranger = await asyncio.create_subprocess_exec("sleep", "300", env=mark, user=63_999)
+    backend = LocalBackend(tmp_path)
+    launch = Launch("run-1", ("rollout", 0), ("true",), {}, tmp_path / "log")
+    try:
+        assert await backend.find(launch) is None
+        assert await backend.strays([]) == await backend.orphans([]) == []
+        assert await backend.reap([]) == []
+        assert (await backend.clean("run-1")).gone
+        assert stranger.returncode is None
+    finally:
+        stranger.kill()
+        await stranger.wait()
 
 
 async def test_a_pid_that_is_somebody_elses_by_now_is_left_alone(tmp_path: Path) -> None:

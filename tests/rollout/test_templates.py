@@ -7,6 +7,7 @@ import psutil
 import pytest
 
 from services.rollout.adapters.fake import FakeEngine
+from services.rollout.adapters.template_process import TEMPLATES
 from services.rollout.episode import AttemptRunner
 from services.rollout.ports import TemplateError
 from services.rollout.prompt import Profile, PromptBuilder
@@ -132,6 +133,13 @@ def test_a_template_that_makes_a_flood_of_text_is_refused() -> None:
     flood = "{%- for a in range(20000) %}{{- 'a' * 1000 }}{%- endfor %}"
     with pytest.raises(TemplateError, match=r"it makes 20000\d+ characters, more than"):
         PromptBuilder(tokenizer_with(chatml(flood)), "minimal")
+
+
+def test_a_template_that_raises_a_flood_of_text_is_told_in_few_words() -> None:
+    flood = "{{- raise_exception('x' * 5000000) }}"
+    with pytest.raises(TemplateError, match="xxx") as refused:
+        TEMPLATES.render(conversations=[[]], chat_template=flood)
+    assert len(str(refused.value)) == 2000
 
 
 def test_half_a_character_reaches_the_template_and_comes_back() -> None:

@@ -267,8 +267,11 @@ def _session(pid: int) -> int:
 
 
 def _mark(process: psutil.Process) -> str:
+    """Empty unless it is this user's: root reads every environment, and anybody may write a mark
+    into their own. A program with its owner's rights has the environment of who called it."""
     try:
-        return process.environ().get(MARK, "")
+        ours = set(process.uids()) == {os.geteuid()}
+        return process.environ().get(MARK, "") if ours else ""
     except (psutil.Error, OSError):
         # Somebody else's process, or one that has just ended: not ours to judge.
         return ""

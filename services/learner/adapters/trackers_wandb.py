@@ -13,6 +13,7 @@ import numpy as np
 import wandb
 import wandb.errors
 
+from services.common.child_environment import seen_by_children
 from services.common.errors import ConfigError
 from services.common.log import get_logger
 from services.learner.metrics.config import TrackingConfig
@@ -36,12 +37,15 @@ class WandbTracker:
     def __init__(
         self, config: TrackingConfig, name: str, folder: Path, spec: Mapping[str, Any]
     ) -> None:
-        """`spec` is shown as the run's config: it holds no secrets."""
+        """`spec` is shown as the run's config: it holds no secrets. Starts wandb's own process, in
+        the constructor because the rest of the learner must not run meanwhile."""
         self._config = config
         self._name = name
         self._folder = folder
         self._spec = spec
         self._run: wandb.Run | None = None
+        with seen_by_children("WANDB_*"):
+            wandb.setup()
 
     def open(self, run: TrackedRun) -> None:
         """Raises ConfigError where mode `online` cannot be had, or wandb refuses its settings."""

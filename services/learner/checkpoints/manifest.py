@@ -9,6 +9,7 @@ them has the size and SHA-256 that the manifest says. Files are safetensors and 
 
 import hashlib
 import json
+import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
@@ -19,6 +20,13 @@ from services.learner.checkpoints.durable import sha256_of, write_durably
 
 MANIFEST = "manifest.json"
 FORMAT = 1
+# What a file system gives a file, and Linux a path.
+_NAME_BYTES, _PATH_BYTES = 255, 2048
+# What JSON of any other shape leads to, a number without an end and 100,000 brackets included.
+_MALFORMED = (
+    *(ValueError, KeyError, TypeError, AttributeError),
+    *(OverflowError, RecursionError),
+)
 
 
 class DamagedCheckpointError(Exception):
@@ -35,6 +43,11 @@ class FileEntry:
 
     sha256: str
     bytes: int
+
+    def __post_init__(self) -> None:
+        """Raises TypeError."""
+        if type(self.sha256) is not str or type(self.bytes) is not int:
+            raise TypeError('"sha256" is a text and "bytes" an integer')
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +77,9 @@ def parse_manifest(text: str | bytes, where: str) -> Manifest:
         found = data["format"]
         if found == FORMAT:
             files = {inside(name): FileEntry(**entry) for name, entry in data["files"].items()}
-            return Manifest(data["run_id"], int(data["run_epoch"]), int(data["step"]), files)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+            numbers = int(data["run_epoch"]), int(data["step"])
+            return Manifest(_text(data["run_id"]), *numbers, files)
+    except _MALFORMED as error:
         raise DamagedCheckpointError(f"{where} is no manifest: {error!r}") from error
     raise ForeignCheckpointError(
         f"{where} has format {found}, this program reads and writes {FORMAT}: go on with the"
@@ -80,6 +94,7 @@ def verify(directory: Path) -> Manifest:
     """
     path = directory / MANIFEST
     try:
+        _check_regular(path)
         manifest = parse_manifest(path.read_bytes(), str(path))
     except OSError as error:
         raise DamagedCheckpointError(f"{path} cannot be read: {error}") from error
@@ -93,14 +108,38 @@ def verify(directory: Path) -> Manifest:
 def inside(name: str) -> str:
     """The name of a file below the folder that names it. Raises ValueError for any other."""
     path = PurePosixPath(name)
-    if path.is_absolute() or {"..", "."} & {*path.parts, name} or str(path) != name or "\0" in name:
-        raise ValueError(f"{name!r} is no name of a file below its folder")
+    elsewhere = path.is_absolute() or {"..", "."} & {*path.parts, name} or str(path) != name
+    if elsewhere or not _fits(path):
+        raise ValueError(f"{name[:_NAME_BYTES]!r} is no name of a file below its folder")
     return name
+
+
+def _fits(path: PurePosixPath) -> bool:
+    """Tells whether a file can be called so."""
+    try:
+        lengths = [len(part.encode()) for part in path.parts]
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in str(path) and max(lengths) <= _NAME_BYTES and sum(lengths) <= _PATH_BYTES
+
+
+def _text(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    raise TypeError(f"{value!r} is no text")
+
+
+def _check_regular(path: Path) -> int:
+    """Return its size. To open a pipe would wait for who writes to it."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise DamagedCheckpointError(f"{path} is no regular file")
+    return found.st_size
 
 
 def _verify_file(path: Path, entry: FileEntry) -> None:
     try:
-        size = path.stat().st_size
+        size = _check_regular(path)
         if size != entry.bytes:
             raise DamagedCheckpointError(f"{path} has {size} bytes instead of {entry.bytes}")
         if sha256_of(path) != entry.sha256:

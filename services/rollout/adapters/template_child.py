@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from services.common.private_process import keep_private
@@ -16,6 +17,7 @@ from services.common.private_process import keep_private
 CPU_S = 2.0
 MEMORY_BYTES = 2**31
 MOST_CHARACTERS = 2**24
+_TOLD_CHARACTERS = 2000
 
 
 def main() -> None:
@@ -23,11 +25,13 @@ def main() -> None:
     # Whatever a library prints is no answer.
     with os.fdopen(os.dup(1), "w", encoding="ascii") as answers:
         os.dup2(2, 1)
+        # The time of its imports is not the template's.
+        render = _renderer()
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
         for line in sys.stdin:
             # Its default action ends this process, in whatever loop it is.
             signal.setitimer(signal.ITIMER_PROF, CPU_S)
-            told = json.dumps(_answer(json.loads(line)))
+            told = json.dumps(_answer(render, json.loads(line)))
             signal.setitimer(signal.ITIMER_PROF, 0.0)
             answers.write(told + "\n")
             answers.flush()
@@ -37,9 +41,15 @@ class _NotRendered(Exception):
     """With the template's own words."""
 
 
-def _answer(asked: dict[str, Any]) -> dict[str, str]:
+def _renderer() -> Callable[..., Any]:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    return render_jinja_template
+
+
+def _answer(render: Callable[..., Any], asked: dict[str, Any]) -> dict[str, str]:
     try:
-        text = _rendered(asked)
+        text = _rendered(render, asked)
     except _NotRendered as error:
         return {"error": str(error)}
     if len(text) > MOST_CHARACTERS:
@@ -47,14 +57,13 @@ def _answer(asked: dict[str, Any]) -> dict[str, str]:
     return {"text": text}
 
 
-def _rendered(asked: dict[str, Any]) -> str:
-    from transformers.utils.chat_template_utils import render_jinja_template
-
+def _rendered(render: Callable[..., Any], asked: dict[str, Any]) -> str:
     try:
-        texts, _ = render_jinja_template(**asked)
+        texts, _ = render(**asked)
     except Exception as error:
         # A template raises what it likes.
-        raise _NotRendered(str(error) or type(error).__name__) from error
+        told = str(error)[:_TOLD_CHARACTERS]
+        raise _NotRendered(told or type(error).__name__) from error
     return texts[0]
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -27,12 +28,38 @@ def manifest(*names: str) -> str:
     "name",
     [
         *("../model.safetensors", "a/../../b", "..", ".", "", "/etc/passwd", "a/./b", "a//b"),
-        *("a\0b", "./a", "a/"),
+        *("a\0b", "./a", "a/", "half of \ud83d", "x" * 256, "a/" * 200 + "b" * 3000),
     ],
 )
 def test_a_name_that_leads_elsewhere_is_refused(name: str) -> None:
     with pytest.raises(DamagedCheckpointError, match="is no name of a file below its folder"):
         parse_manifest(manifest(name), "manifest.json")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", "7", "null", "{}", "[" * 100_000, '{"format": 1, "files": []}'),
+        manifest("a").replace('"step": 2', '"step": Infinity'),
+        manifest("a").replace('"step": 2', f'"step": {"9" * 5000}'),
+        manifest("a").replace('"bytes": 7', '"bytes": "7"'),
+        manifest("a").replace('"run_id": "run"', '"run_id": 7'),
+        manifest("a").replace('"bytes": 7', '"bytes": 7, "more": 1'),
+    ],
+)
+def test_what_is_no_manifest_is_told(text: str) -> None:
+    with pytest.raises(DamagedCheckpointError, match=r"manifest\.json is no manifest"):
+        parse_manifest(text, "manifest.json")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", MANIFEST])
+def test_a_pipe_or_a_device_is_no_file_of_a_checkpoint(tmp_path: Path, name: str) -> None:
+    """To open one would wait for ever for who writes."""
+    if name != MANIFEST:
+        (tmp_path / MANIFEST).write_text(manifest(name).replace('"bytes": 7', '"bytes": 0'))
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(DamagedCheckpointError, match=f"{name} is no regular file"):
+        verify(tmp_path)
 
 
 def test_names_below_the_folder_are_taken() -> None:

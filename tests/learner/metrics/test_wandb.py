@@ -121,10 +121,17 @@ def test_a_killed_run_goes_on_under_its_id_with_each_step_once(tmp_path: Path) -
 
 def test_a_key_without_a_network_goes_offline_and_says_so(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}"
-    done = log(tmp_path, 1, 1, WANDB_API_KEY="0" * 40, WANDB_BASE_URL=url)
+    store = {"AWS_SECRET_ACCESS_KEY": "canary-of-a-store", "MY_LOGIN": "canary-of-mine"}
+    given = {"WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": url, **store}
+    done = log(tmp_path, 1, 1, resumed=False, **given)
     assert done.returncode == 0, done.stderr
     assert "cannot be reached" in done.stdout + done.stderr
     assert [point["step"] for point in history(tmp_path)] == [1]
+    # Its process was given its own key, and nobody else's.
+    [told] = [line for line in done.stdout.splitlines() if line.startswith("wandb's process has")]
+    variables = set(told.split())
+    assert {"WANDB_API_KEY", "WANDB_BASE_URL", "PATH", "HOME"} <= variables
+    assert not store.keys() & variables
 
 
 def test_mode_online_does_not_start_without_a_key(tmp_path: Path) -> None:

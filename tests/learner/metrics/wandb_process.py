@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
+
 from services.common.errors import ConfigError
 from services.learner.adapters.trackers_wandb import WandbTracker
 from services.learner.metrics.config import TrackingConfig
@@ -32,11 +34,17 @@ def main(folder: Path, first: int, last: int, *, resumed: bool, end: str, mode: 
         if step == 2:
             # As an evaluation of version 2, which ends when step 2 was logged.
             tracker.log(step, {"eval/all/pass_at_1": 0.5}, {})
+    print("wandb's process has", *variables_of_wandb())
     if end == "kill":
         # As long as wandb may keep a point in memory.
         time.sleep(1.5)
         os.kill(os.getpid(), signal.SIGKILL)
     tracker.close()
+
+
+def variables_of_wandb() -> list[str]:
+    [service] = psutil.Process().children()
+    return sorted(service.environ())
 
 
 if __name__ == "__main__":
