@@ -213,15 +213,18 @@ def _readable(content: bytes) -> int:
 
 class _Answers:
     """Answers to one verifier's questions. A database of which it has a copy is not asked: what
-    the copy answers concerns only the process that holds it."""
+    the copy answers concerns only the process that holds it. Nor is it copied twice, which costs
+    the environment and this process more than the question does the verifier."""
 
     def __init__(self, verification: Verification) -> None:
         self._verification = verification
+        self._copied: set[str] = set()
         self._asked: set[str] = set()
 
     async def to(self, message: Message) -> Any:
         match message:
-            case Snapshot(db):
+            case Snapshot(db) if db not in self._copied:
+                self._copied.add(db)
                 content = await self._verification.snapshot(db)
                 if content is None:
                     self._asked.add(db)

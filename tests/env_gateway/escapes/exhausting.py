@@ -7,6 +7,7 @@ import ctypes
 import fcntl
 import mmap
 import os
+import signal
 import socket
 import sys
 
@@ -47,6 +48,18 @@ def full_pipes(at):
         os.set_blocking(end, False)
         os.write(end, b"x" * 2**16)
     return True
+
+
+def signals_that_wait(at):
+    signal.pthread_sigmask(signal.SIG_BLOCK, {40})
+    call, me, waiting = 234 if X86 else 131, os.getpid(), 0
+    while waiting < 1000 and LIBC.syscall(call, me, me, 40) == 0:
+        waiting += 1
+    return waiting > 64
+
+
+def arguments_of_a_program(at):
+    os.execv(sys.executable, [sys.executable, *["x" * 2**16] * 2**10])
 
 
 def recursion(at):

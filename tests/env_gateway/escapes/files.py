@@ -217,6 +217,37 @@ def secret_by_hard_link(at):
     return readable("/tmp/link")
 
 
+def libraries_for_writing(at):
+    for path in (os.__file__, sys.executable, "/verifier/services/env_gateway/verify/worker.py"):
+        for flags in (os.O_RDWR, os.O_WRONLY | os.O_APPEND, os.O_RDONLY | os.O_TRUNC):
+            try:
+                os.open(path, flags)
+            except OSError:
+                continue
+            return True
+    return False
+
+
+def library_mapped_for_writing(at):
+    """Shared with all who have it mapped; at first only for reading."""
+    LIBC.mmap.restype = ctypes.c_void_p
+    LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    library = os.open(os.__file__, os.O_RDONLY)
+    address = LIBC.mmap(None, 4096, 1, 1, library, 0)
+    os.close(library)
+    return LIBC.mprotect(ctypes.c_void_p(address), 4096, 3) == 0
+
+
+def nameless_file(at):
+    for folder in ("/", "/tmp", "/usr", "/verifier", os.path.dirname(os.__file__)):
+        try:
+            os.open(folder, os.O_TMPFILE | os.O_RDWR)
+        except OSError:
+            continue
+        return True
+    return False
+
+
 def way_out_by_dots(at):
     return readable("/.." * 20 + at["secret"], "/verifier" + "/.." * 20 + at["secret"])
 

@@ -4,9 +4,11 @@ could as well have returned; nobody else's may change."""
 
 import atexit
 import builtins
+import ctypes
 import gc
 import io
 import json
+import mmap
 import os
 import signal
 import sqlite3
@@ -229,6 +231,21 @@ def input_of_another(at):
 def sqlite_of_its_own(at):
     sqlite3.connect = lambda *_, **__: None  # pyright: ignore[reportAttributeAccessIssue]
     return 0
+
+
+def limit_of_output_off(at):
+    vars(sys.modules[found("Worker").__module__])["_END_CHARS"] = 2**40
+    print("x" * 2**25)
+    return 1
+
+
+def machine_code_of_its_own(at):
+    """On x86-64 `int 0x80`: the calls of 32 bits, which have other numbers."""
+    code = b"\xb8\x14\x00\x00\x00\xcd\x80\xc3"
+    memory = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    memory.write(code)
+    place = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    return ctypes.CFUNCTYPE(ctypes.c_int)(place)()
 
 
 def another_worker(at):

@@ -141,6 +141,26 @@ def other_calling_convention(at):
     return LIBC.syscall(0x40000000 | 41, 2, 1, 0) >= 0
 
 
+def numbers_that_wrap(at):
+    """A socket's, with bits that an int does not have."""
+    call = 41 if X86 else 198
+    numbers = (call | 1 << 32, call - 2**32, -call)
+    return any(LIBC.syscall(ctypes.c_long(number), 2, 1, 0) > 2 for number in numbers)
+
+
+def processes_by_descriptor(at):
+    """pidfd_open, pidfd_getfd, process_madvise, kcmp, process_vm_writev, move_pages."""
+    numbers = (434, 438, 440, 312, 311, 279) if X86 else (434, 438, 440, 272, 271, 239)
+    return any(LIBC.syscall(number, 1, 0, 0, 0, 0, 0) >= 0 for number in numbers)
+
+
+def landlock_and_new_mounts(at):
+    """landlock_create_ruleset, open_tree, move_mount, fsopen, fsmount, mount_setattr."""
+    return any(
+        LIBC.syscall(number, 0, 0, 0, 0, 0) >= 0 for number in (444, 428, 429, 430, 432, 442)
+    )
+
+
 def asynchronous_reads(at):
     """Taken by one, these are missing to all others of the machine."""
     context = ctypes.c_ulong()

@@ -171,5 +171,20 @@ def import_that_does_not_end(at):
     return text
 
 
+def alarm_without_end(at):
+    """Whoever wakes it, itself above all, it sleeps on."""
+    signal.signal(signal.SIGALRM, lambda *_: signal.alarm(1))
+    signal.alarm(1)
+    while True:
+        signal.pause()
+
+
+def reader_of_its_own_pipe(at):
+    reader, writer = os.pipe()
+    while True:
+        os.write(writer, b"x")
+        os.read(reader, 1)
+
+
 def one_call_into_c(at):
     return sum(range(10**18))

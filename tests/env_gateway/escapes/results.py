@@ -96,3 +96,19 @@ def complex_number(at):
 
 def error_that_cannot_be_told(at):
     raise Untold
+
+
+def score_that_is_too_large(at):
+    return {"score": 1e308, "passed": ["a"], "failed": []}
+
+
+def score_that_is_an_object(at):
+    return {"score": {"score": 1}, "passed": [], "failed": []}
+
+
+def checks_that_are_none(at):
+    return {"score": 1, "passed": "all", "failed": 0}
+
+
+def number_of_another_sign(at):
+    return -1e308

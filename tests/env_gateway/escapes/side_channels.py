@@ -91,6 +91,19 @@ def listen_in_a_library(at):
     return ctypes.get_errno() == errno.ETIMEDOUT
 
 
+def time_of_the_last_access(at):
+    """Others would see that this one reads a file."""
+    before = os.fstat(LIBRARY).st_atime_ns
+    os.pread(LIBRARY, 16, 0)
+    os.listdir(os.path.dirname(os.__file__))
+    return os.fstat(LIBRARY).st_atime_ns != before
+
+
+def robust_futex_in_a_library(at):
+    """Which the kernel wakes when this process ends. It only does where it can write."""
+    return LIBC.mprotect(mapped(), 4096, mmap.PROT_READ | mmap.PROT_WRITE) == 0
+
+
 def pages_in_memory(at):
     return LIBC.mincore(mapped(), 4096, ctypes.create_string_buffer(1)) == 0
 

@@ -31,6 +31,15 @@ def kill_parent(at):
     return False
 
 
+def signal_to_a_thread_of_the_first_process(at):
+    """Itself it may signal so, and so this call is allowed; the first process has no ear for it."""
+    number = 234 if X86 else 131
+    for signal_number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGCHLD):
+        LIBC.syscall(number, 1, 1, signal_number)
+    threads = [(pid, pid) for pid in range(3, 64)] + [(at["gateway"], at["gateway"])]
+    return any(LIBC.syscall(number, *thread, 0) == 0 for thread in threads if os.getpid() != 1)
+
+
 def stop_all(at):
     for pid in range(1, 100):
         if pid != os.getpid():
