@@ -1,7 +1,8 @@
 """What every answered call goes through: token, parsing, trace, metrics, errors.
 
 One interceptor does all of it, and wraps each method once: a stack of five costs five times as
-much.
+much. To gRPC every call is a stream of requests, which it reads only when it is asked to: of a
+caller without the token nothing is read at all, and nobody's message is waited for without end.
 """
 
 from __future__ import annotations  # gRPC's generic classes are so only for type checkers
@@ -22,6 +23,7 @@ from grpc_status import rpc_status
 from services.common import trace
 from services.common.auth import DOMAIN, Authenticator
 from services.common.errors import ServiceError
+from services.common.first_message import FirstMessages
 from services.common.log import get_logger
 from services.common.metrics import rpc_observer
 
@@ -37,7 +39,8 @@ class Interceptor(grpc.aio.ServerInterceptor):
     def __init__(self, authenticator: Authenticator, unauthenticated: Collection[str]) -> None:
         self._authenticator = authenticator
         self._unauthenticated = frozenset(unauthenticated)
-        self._wrapped: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+        self._first_messages = FirstMessages()
+        self._calls: dict[str, _Call] = {}
 
     async def intercept_service(
         self,
@@ -47,57 +50,63 @@ class Interceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         method = handler_call_details.method
-        wrapped = self._wrapped.get(method)
-        if wrapped is None:
+        call = self._calls.get(method)
+        if call is None:
             handler = await continuation(handler_call_details)
             if handler is None:  # gRPC answers UNIMPLEMENTED
                 return None
-            needs_token = method not in self._unauthenticated
-            call = _Call(method, handler, self._authenticator if needs_token else None)
-            wrapped = self._wrapped[method] = call.handler()
-        return wrapped
+            call = self._calls[method] = _Call(method, handler, self._first_messages)
+        if method not in self._unauthenticated:
+            metadata: Any = handler_call_details.invocation_metadata or ()
+            try:
+                self._authenticator.check(metadata)
+            except ServiceError as refusal:
+                return call.refused(refusal)
+        return call.handler
 
 
 class _Call:
     """The wrapped form of one method."""
 
     def __init__(
-        self,
-        method: str,
-        handler: grpc.RpcMethodHandler[Any, Any],
-        authenticator: Authenticator | None,
+        self, method: str, handler: grpc.RpcMethodHandler[Any, Any], first_messages: FirstMessages
     ) -> None:
         self._method = method
         self._inner: Any = handler
-        self._authenticator = authenticator
+        self._first_messages = first_messages
         self._observe = rpc_observer(method)
-
-    def handler(self) -> grpc.RpcMethodHandler[Any, Any]:
-        inner = self._inner
-        streams = (bool(inner.request_streaming), bool(inner.response_streaming))
-        make, behaviour = {
-            (False, False): (grpc.unary_unary_rpc_method_handler, self._unary),
-            (False, True): (grpc.unary_stream_rpc_method_handler, self._stream),
-            (True, False): (grpc.stream_unary_rpc_method_handler, self._unary),
-            (True, True): (grpc.stream_stream_rpc_method_handler, self._stream),
-        }[streams]
         # Without a deserializer gRPC hands over the bytes: malformed ones are then our answer to
-        # give, and nobody parses the bytes of a caller without a token.
-        return make(behaviour, None, inner.response_serializer)
+        # give.
+        make = grpc.stream_unary_rpc_method_handler
+        behaviour: Any = self._unary
+        if handler.response_streaming:
+            make, behaviour = grpc.stream_stream_rpc_method_handler, self._stream
+        self.handler: grpc.RpcMethodHandler[Any, Any] = make(
+            behaviour, None, self._inner.response_serializer
+        )
+
+    def refused(self, refusal: ServiceError) -> grpc.RpcMethodHandler[Any, Any]:
+        """A handler that answers with `refusal`, and reads nothing."""
+
+        async def refuse(_raw: Any, context: Context) -> NoReturn:
+            async with _Answer(self._method, self._observe, context):
+                raise refusal
+
+        return grpc.stream_unary_rpc_method_handler(refuse)
 
     async def _unary(self, raw: Any, context: Context) -> Any:
         inner = self._inner
         behaviour = inner.stream_unary if inner.request_streaming else inner.unary_unary
         async with _Answer(self._method, self._observe, context):
-            with self._admitted(context):
-                return await _awaited(behaviour(self._request(raw), context))
+            with self._continued(context):
+                return await _awaited(behaviour(await self._request(raw), context))
 
     async def _stream(self, raw: Any, context: Context) -> AsyncGenerator[Any]:
         inner = self._inner
         behaviour = inner.stream_stream if inner.request_streaming else inner.unary_stream
         async with _Answer(self._method, self._observe, context):
-            with self._admitted(context):
-                result = behaviour(self._request(raw), context)
+            with self._continued(context):
+                result = behaviour(await self._request(raw), context)
                 if not inspect.isasyncgen(result):  # a coroutine that calls context.write()
                     await _awaited(result)
                     return
@@ -105,20 +114,27 @@ class _Call:
                     async for response in result:
                         yield response
 
-    def _admitted(self, context: Context) -> AbstractContextManager[object]:
-        """Refuse a wrong token, take up the caller's trace, and open a span where wanted."""
+    def _continued(self, context: Context) -> AbstractContextManager[object]:
+        """Take up the caller's trace, and open a span where wanted."""
         metadata: Any = context.invocation_metadata() or ()
-        if self._authenticator is not None:
-            self._authenticator.check(metadata)
         for key, value in metadata:
             if key == trace.HEADER:
                 trace.continue_from(str(value))
         return trace.span(self._method)
 
-    def _request(self, raw: Any) -> Any:
-        return self._parsed(raw) if self._inner.request_streaming else self._parse(raw)
+    async def _request(self, raw: AsyncIterator[bytes]) -> Any:
+        if self._inner.request_streaming:
+            return self._parsed(raw)
+        message = await self._first_messages.read(raw)
+        if message is None:
+            raise _refusal(_Code.INVALID_ARGUMENT, "MALFORMED_MESSAGE", "a call without a message")
+        return self._parse(message)
 
     async def _parsed(self, raw: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        message = await self._first_messages.read(raw)
+        if message is None:
+            return
+        yield self._parse(message)
         async for message in raw:
             yield self._parse(message)
 

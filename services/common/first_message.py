@@ -1,0 +1,40 @@
+"""The first message of each call, which is waited for within bounds."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+
+from services.common.auth import DOMAIN
+from services.common.errors import ServiceError
+
+# gRPC takes in up to a whole message of each call that is read. So many may take their time over
+# it; those who come while these are waited for have a moment, which is enough for a message that
+# was sent at all.
+_MOST_SLOW = 128
+_SLOW_S = 30.0
+_MOMENT_S = 2.0
+
+
+class FirstMessages:
+    """Reads the first messages of one server's calls."""
+
+    def __init__(self) -> None:
+        self._waiting = 0
+
+    async def read(self, raw: AsyncIterator[bytes]) -> bytes | None:
+        """The next message of a stream that has brought none; None where it ends.
+
+        Raises ServiceError STREAM_STALLED.
+        """
+        patience_s = _SLOW_S if self._waiting < _MOST_SLOW else _MOMENT_S
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(patience_s):
+                return await anext(aiter(raw), None)
+        except TimeoutError as error:
+            message = f"no message within {patience_s:g} s; call again"
+            code = grpc.StatusCode.RESOURCE_EXHAUSTED
+            raise ServiceError(code, "STREAM_STALLED", message, domain=DOMAIN) from error
+        finally:
+            self._waiting -= 1
