@@ -10,7 +10,14 @@ from __future__ import annotations  # gRPC's generic classes are so only for typ
 import inspect
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Mapping,
+)
 from contextlib import AbstractContextManager, aclosing
 from typing import Any, NoReturn
 
@@ -29,16 +36,25 @@ from services.common.metrics import rpc_observer
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _Code = grpc.StatusCode
+# More watch a service than there are of any of its peers.
+MOST_STREAMS = 1024
 _PUSHBACK_HEADER = "grpc-retry-pushback-ms"
 _log = get_logger(__name__)
 
 
 class Interceptor(grpc.aio.ServerInterceptor):
-    """Wraps every handler; methods in `unauthenticated` need no token."""
+    """Wraps every handler; methods in `unauthenticated` need no token. Of a method that streams its
+    answer at most `most_streams` run at once, or MOST_STREAMS."""
 
-    def __init__(self, authenticator: Authenticator, unauthenticated: Collection[str]) -> None:
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        unauthenticated: Collection[str],
+        most_streams: Mapping[str, int],
+    ) -> None:
         self._authenticator = authenticator
         self._unauthenticated = frozenset(unauthenticated)
+        self._most_streams = most_streams
         self._first_messages = FirstMessages()
         self._calls: dict[str, _Call] = {}
 
@@ -55,7 +71,8 @@ class Interceptor(grpc.aio.ServerInterceptor):
             handler = await continuation(handler_call_details)
             if handler is None:  # gRPC answers UNIMPLEMENTED
                 return None
-            call = self._calls[method] = _Call(method, handler, self._first_messages)
+            most = self._most_streams.get(method, MOST_STREAMS)
+            call = self._calls[method] = _Call(method, handler, self._first_messages, most)
         if method not in self._unauthenticated:
             metadata: Any = handler_call_details.invocation_metadata or ()
             try:
@@ -69,11 +86,17 @@ class _Call:
     """The wrapped form of one method."""
 
     def __init__(
-        self, method: str, handler: grpc.RpcMethodHandler[Any, Any], first_messages: FirstMessages
+        self,
+        method: str,
+        handler: grpc.RpcMethodHandler[Any, Any],
+        first_messages: FirstMessages,
+        most_streams: int,
     ) -> None:
         self._method = method
         self._inner: Any = handler
         self._first_messages = first_messages
+        self._most_streams = most_streams
+        self._streams = 0
         self._observe = rpc_observer(method)
         # Without a deserializer gRPC hands over the bytes: malformed ones are then our answer to
         # give.
@@ -105,6 +128,7 @@ class _Call:
         inner = self._inner
         behaviour = inner.stream_stream if inner.request_streaming else inner.unary_stream
         async with _Answer(self._method, self._observe, context):
+            self._count(context)
             with self._continued(context):
                 result = behaviour(await self._request(raw), context)
                 if not inspect.isasyncgen(result):  # a coroutine that calls context.write()
@@ -113,6 +137,18 @@ class _Call:
                 async with aclosing(result):
                     async for response in result:
                         yield response
+
+    def _count(self, context: Context) -> None:
+        """Count a stream of answers until its call ends; refuse one too many."""
+        if self._streams >= self._most_streams:
+            message = f"{self._streams} calls of {self._method} run already; call again later"
+            raise _refusal(_Code.RESOURCE_EXHAUSTED, "TOO_MANY_STREAMS", message)
+        self._streams += 1
+        # Not in a `finally`: a call that is cancelled while it writes leaves a generator suspended.
+        context.add_done_callback(self._uncount)  # pyright: ignore[reportArgumentType]
+
+    def _uncount(self, context: object) -> None:
+        self._streams -= 1
 
     def _continued(self, context: Context) -> AbstractContextManager[object]:
         """Take up the caller's trace, and open a span where wanted."""

@@ -10,9 +10,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from services.common.auth import DOMAIN
 from services.common.errors import ServiceError
 
-# Who asks for a watch needs no token.
-_MOST_WATCHES = 256
-METHODS = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
+WATCH = "/grpc.health.v1.Health/Watch"
+METHODS = frozenset({"/grpc.health.v1.Health/Check", WATCH})
+# Who asks for one needs no token.
+MOST_WATCHES = 256
 
 
 class Health(health_pb2_grpc.HealthServicer):
@@ -21,7 +22,6 @@ class Health(health_pb2_grpc.HealthServicer):
     def __init__(self) -> None:
         self._serving = False
         self._changed = asyncio.Event()
-        self._watches = 0
 
     def set(self, serving: bool) -> None:
         self._serving = serving
@@ -41,16 +41,6 @@ class Health(health_pb2_grpc.HealthServicer):
     async def Watch(
         self, request: Any, context: Any
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
-        if self._watches >= _MOST_WATCHES:
-            raise ServiceError(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                "TOO_MANY_WATCHES",
-                f"{_MOST_WATCHES} watch already; ask Check now and then instead",
-                domain=DOMAIN,
-            )
-        self._watches += 1
-        # Not in a `finally`: a call that is cancelled while it writes leaves this suspended.
-        context.add_done_callback(self._unwatched)
         while True:
             changed = self._changed
             if request.service:
@@ -60,9 +50,6 @@ class Health(health_pb2_grpc.HealthServicer):
             else:
                 yield self._response()
             await changed.wait()
-
-    def _unwatched(self, context: object) -> None:
-        self._watches -= 1
 
     def _response(self) -> health_pb2.HealthCheckResponse:
         statuses = health_pb2.HealthCheckResponse

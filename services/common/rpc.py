@@ -11,8 +11,7 @@ what there is to read.
 
 import asyncio
 import json
-import resource
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -24,12 +23,14 @@ from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2_grpc
 from grpc_status import rpc_status
 
+from services.common import open_files
 from services.common.auth import Authenticator
 from services.common.channel import CallDefaults, Channel, MetadataSource
 from services.common.errors import ConfigError, ServiceError
 from services.common.handlers import Interceptor, abort
 from services.common.health import METHODS as HEALTH_METHODS
-from services.common.health import Health
+from services.common.health import MOST_WATCHES, Health
+from services.common.health import WATCH as HEALTH_WATCH
 from services.common.listen import advertised, check_dial, check_listen
 from services.common.tls import Tls, channel_credentials, server_credentials
 
@@ -52,7 +53,6 @@ __all__ = [
 MAX_MESSAGE_BYTES = 2**20 + 2**16
 DEFAULT_TIMEOUT_S = 60.0
 DEFAULT_STREAM_TIMEOUT_S = 3600.0
-_FILES = 65536
 
 _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -148,16 +148,24 @@ def channel(
     return Channel(lambda: inner, CallDefaults(token, metadata, timeout_s, stream_timeout_s))
 
 
-def server(*, token: str, unauthenticated: Collection[str] = HEALTH_METHODS) -> grpc.aio.Server:
+def server(
+    *,
+    token: str,
+    unauthenticated: Collection[str] = HEALTH_METHODS,
+    most_streams: Mapping[str, int] | None = None,
+) -> grpc.aio.Server:
     """A server that answers only calls with `token`, except to the methods in `unauthenticated`
-    (full names, as in /grpc.health.v1.Health/Check).
+    (full names, as in /grpc.health.v1.Health/Check). Of a method that streams its answer so many
+    calls as `most_streams` says run at once, MOST_STREAMS where it says nothing.
 
     A ServiceError raised by a handler reaches the caller as it is; any other exception as
     INTERNAL with a random id that the log explains. Streams of requests must be read by
     iteration, not by `context.read()`.
     """
-    interceptor = Interceptor(Authenticator(token), unauthenticated)
-    return grpc.aio.server(interceptors=[interceptor], options=_SERVER_OPTIONS)
+    streams = {HEALTH_WATCH: MOST_WATCHES, **(most_streams or {})}
+    interceptor = Interceptor(Authenticator(token), unauthenticated, streams)
+    most = ("grpc.max_allowed_incoming_connections", open_files.most_connections())
+    return grpc.aio.server(interceptors=[interceptor], options=[*_SERVER_OPTIONS, most])
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,22 +208,13 @@ async def serving(
         raise ConfigError(
             f"cannot listen on {listen}: another process has the port; stop it, or use port 0"
         ) from error
-    _allow_connections()
+    open_files.allow()
     await server.start()
     try:
         yield Serving(advertised(host, port, advertise), health)
     finally:
         health.set(False)
         await server.stop(grace_s)
-
-
-def _allow_connections() -> None:
-    """Every connection, and every call to others, holds a socket; the usual soft limit on open
-    files, 1024, is less than there may be of them, and gRPC then accepts nobody."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def service_error(error: grpc.aio.AioRpcError) -> ServiceError | None:

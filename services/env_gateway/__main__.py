@@ -37,12 +37,13 @@ async def serve(runtime: Runtime[EnvGatewayConfig]) -> None:
     """Serve until drained, then close every environment."""
     from flotilla.env_gateway.v1 import episode_service_pb2_grpc
     from services.common import rpc
-    from services.env_gateway.service import EpisodeService
+    from services.env_gateway.service import EpisodeService, most_streams
 
     runtime.watchdog.limit_s = runtime.config.stall_s
     async with AsyncExitStack() as stack:
         gateway = await _gateway(runtime, stack)
-        server = rpc.server(token=runtime.token)
+        streams = most_streams(runtime.config.limits)
+        server = rpc.server(token=runtime.token, most_streams=streams)
         service = EpisodeService(gateway, runtime.drain.set)
         episode_service_pb2_grpc.add_EpisodeServiceServicer_to_server(service, server)
         serving = await stack.enter_async_context(runtime.serving(server))

@@ -14,6 +14,7 @@ from services.common.errors import ServiceError
 from services.common.paced import LastWords, StalledError, paced
 from services.common.parsing import aside
 from services.env_gateway import codec
+from services.env_gateway.config import LimitsConfig
 from services.env_gateway.episodes import CallSeqError, EpisodeLostError, State
 from services.env_gateway.gateway import DrainingError, Gateway, UnknownEnvironmentError
 from services.env_gateway.limits import OverLimitError, QueueFullError
@@ -30,6 +31,8 @@ _STALL_S = 30.0
 _WATCH_PERIOD_S = 0.1
 _WATCH_SHARE_S = 0.001
 _MOST_WATCHES = 256
+# Of all transcripts that are being read.
+_MOST_READ_BYTES = 256 * 2**20
 
 _STATUS = {
     TaskError: (grpc.StatusCode.INVALID_ARGUMENT, "BAD_TASK"),
@@ -45,6 +48,14 @@ _STATUS = {
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
+def most_streams(limits: LimitsConfig) -> dict[str, int]:
+    """How many calls of each method that streams its answer run at once. An opening that is asked
+    for again is another call until the first has ended."""
+    path = "/flotilla.env_gateway.v1.EpisodeService"
+    openings = 2 * (limits.max_episodes + limits.max_waiting)
+    return {f"{path}/OpenEpisode": openings, f"{path}/WatchCapacity": _MOST_WATCHES}
+
+
 class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
     """`request_drain` starts the shutdown of the whole process."""
 
@@ -53,6 +64,8 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
         self._request_drain = request_drain
         self._last_words = LastWords()
         self._watches = 0
+        # Of the transcripts that are on their way.
+        self.reading_bytes = 0
 
     async def OpenEpisode(
         self, request: pb.OpenEpisodeRequest, context: Context
@@ -94,8 +107,9 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
     ) -> pb.GradeResponse:
         try:
             async with aclosing(paced(request_iterator, _STALL_S)) as parts:
-                with _refusals():
-                    header, transcript = await self._read_grade(parts)
+                with _refusals(), self._room() as transcript:
+                    header = await self._read_grade(parts, transcript)
+                    conversation = await conversation_of(transcript) if transcript else None
         except ServiceError:
             await self._last_words.hear_out(request_iterator)
             raise
@@ -105,7 +119,7 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
         answer = header.final_answer if header.HasField("final_answer") else None
         with _refusals():
             session = self._gateway.session(header.episode_id)
-            grade = await self._gateway.grade(session, answer, transcript, timeout_s)
+            grade = await self._gateway.grade(session, answer, conversation, timeout_s)
         return codec.encode_grade(grade)
 
     async def RenewEpisodes(
@@ -135,10 +149,6 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
     async def WatchCapacity(
         self, request: pb.WatchCapacityRequest, context: Context
     ) -> AsyncIterator[pb.WatchCapacityResponse]:
-        if self._watches >= _MOST_WATCHES:
-            message = f"{_MOST_WATCHES} watch already; ask GetStatus now and then instead"
-            code = grpc.StatusCode.RESOURCE_EXHAUSTED
-            raise ServiceError(code, "TOO_MANY_WATCHES", message, domain=_DOMAIN)
         self._watches += 1
         # Not in a `finally`: see OpenEpisode.
         on_end: Any = self._unwatched
@@ -182,11 +192,19 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
         lease_ttl_s = self._gateway.config.lease_ttl_s
         return codec.encode_ready(session, lease_ttl_s=lease_ttl_s, remaining_s=remaining_s)
 
-    async def _read_grade(
-        self, requests: AsyncIterator[pb.GradeRequest]
-    ) -> tuple[pb.GradeHeader, str | None]:
-        header: pb.GradeHeader | None = None
+    @contextmanager
+    def _room(self) -> Generator[bytearray]:
+        """A transcript to be read, which counts among all that are until the block ends."""
         transcript = bytearray()
+        try:
+            yield transcript
+        finally:
+            self.reading_bytes -= len(transcript)
+
+    async def _read_grade(
+        self, requests: AsyncIterator[pb.GradeRequest], transcript: bytearray
+    ) -> pb.GradeHeader:
+        header: pb.GradeHeader | None = None
         limit = self._gateway.config.limits.transcript_bytes
         async for request in requests:
             if (header is None) != request.HasField("header"):
@@ -195,7 +213,10 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
                 header = request.header
                 # Nothing is read of what is for no episode.
                 self._gateway.session(header.episode_id)
+            if self.reading_bytes + len(request.transcript_chunk) > max(_MOST_READ_BYTES, limit):
+                raise QueueFullError("too many transcripts are on their way: send it again, later")
             transcript += request.transcript_chunk
+            self.reading_bytes += len(request.transcript_chunk)
             if len(transcript) > limit:
                 raise _bad_grade(
                     f"the transcript exceeds {limit} bytes; send less, or raise "
@@ -203,7 +224,7 @@ class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
                 )
         if header is None:
             raise _bad_grade("a grade needs a header that names the episode")
-        return header, await conversation_of(transcript) if transcript else None
+        return header
 
 
 async def conversation_of(transcript: bytearray) -> str:

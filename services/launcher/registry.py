@@ -1,9 +1,19 @@
 """Who serves where, pure: one roster per run, newest incarnation wins."""
 
+from collections import deque
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from services.launcher.runs import Key
+
+# Incarnations that were replaced, and are told so should they come back.
+REMEMBERED = 4096
+# Far more than any run has.
+MOST_MEMBERS = 4096
+
+
+class TooManyMembersError(Exception):
+    """More replicas than any run has are registered already."""
 
 
 class ReplacedError(Exception):
@@ -44,18 +54,21 @@ class Roster:
 
     def __init__(self) -> None:
         self._members: dict[Key, Member] = {}
-        self._replaced: set[str] = set()
+        self._replaced: deque[str] = deque(maxlen=REMEMBERED)
         self.version = 0
 
     def register(self, member: Member) -> None:
-        """Take a member in; an incarnation that was replaced before raises ReplacedError."""
+        """Take a member in. Raises TooManyMembersError, and ReplacedError for an incarnation that
+        was replaced before."""
         if member.incarnation in self._replaced:
             raise ReplacedError(member.incarnation)
         known = self._members.get(member.key)
         if known is not None and known.incarnation == member.incarnation:
             member = replace(member, serving=known.serving)
+        elif known is None and len(self._members) >= MOST_MEMBERS:
+            raise TooManyMembersError(f"{len(self._members)} replicas are registered already")
         elif known is not None:
-            self._replaced.add(known.incarnation)
+            self._replaced.append(known.incarnation)
         self._put(member)
 
     def beat(self, key: Key, incarnation: str, serving: bool, now: float) -> bool:
@@ -74,7 +87,7 @@ class Roster:
         """Its process is gone."""
         known = self._members.pop(key, None)
         if known is not None:
-            self._replaced.add(known.incarnation)
+            self._replaced.append(known.incarnation)
             self.version += 1
 
     def peers(self, service: str) -> list[Member]:

@@ -15,10 +15,11 @@ from flotilla.launcher.v1 import (
     run_service_pb2,
     run_service_pb2_grpc,
 )
+from services.common.errors import ServiceError
 from services.common.rpc import duration, seconds
 from services.launcher import budget, clock, codec, logs, unit_service
 from services.launcher.launcher import Launcher, refuse
-from services.launcher.registry import ReplacedError
+from services.launcher.registry import ReplacedError, TooManyMembersError
 from services.launcher.supervise import Supervisor, UnregisteredError
 
 DEFAULT_GRACE_S = 60.0
@@ -26,6 +27,8 @@ DEFAULT_GRACE_S = 60.0
 STREAM_AGE_S = 300.0
 _FOLLOW_S = 0.2
 _EVENTS_PER_READ = 200
+# Of what a replica says of itself.
+_TEXT_CHARACTERS = 512
 
 Context = Any
 
@@ -209,8 +212,8 @@ class RegistryService(registry_service_pb2_grpc.RegistryServiceServicer):
         _check_reachable(request)
         try:
             supervisor.register(codec.member(request, clock.now()))
-        except ReplacedError as error:
-            raise _replaced(request.service, request.replica) from error
+        except (ReplacedError, TooManyMembersError) as error:
+            raise _not_taken(request, error) from error
         config = supervisor.config
         return registry_service_pb2.RegisterResponse(
             heartbeat_interval=duration(config.heartbeat_interval_s),
@@ -227,7 +230,7 @@ class RegistryService(registry_service_pb2_grpc.RegistryServiceServicer):
                 key, request.incarnation, request.serving, codec.progress(request)
             )
         except ReplacedError as error:
-            raise _replaced(request.service, request.replica) from error
+            raise _not_taken(request, error) from error
         except UnregisteredError as error:
             message = f"{request.service}-{request.replica} is not registered; register first"
             raise refuse(StatusCode.NOT_FOUND, "UNKNOWN_REPLICA", message) from error
@@ -257,8 +260,8 @@ class RegistryService(registry_service_pb2_grpc.RegistryServiceServicer):
     ) -> registry_service_pb2.ReportUnitResponse:
         try:
             return unit_service.report(self._supervisor(request.run_id, request.service), request)
-        except ReplacedError as error:
-            raise _replaced(request.service, request.replica) from error
+        except (ReplacedError, TooManyMembersError) as error:
+            raise _not_taken(request, error) from error
 
     async def PushLogs(
         self, request: registry_service_pb2.PushLogsRequest, context: Context
@@ -273,6 +276,10 @@ class RegistryService(registry_service_pb2_grpc.RegistryServiceServicer):
 def _check_reachable(request: registry_service_pb2.RegisterRequest) -> None:
     """Peers are told of whoever registers, so it has to have what they need."""
     host, _, port = request.address.rpartition(":")
+    texts = (request.incarnation, request.address, request.metrics_address)
+    if max(map(len, texts)) > _TEXT_CHARACTERS:
+        message = f"incarnation and addresses may have {_TEXT_CHARACTERS} characters"
+        raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_ADDRESS", message)
     if request.incarnation and host and port.isdecimal():
         return
     who = f"{request.service}-{request.replica}"
@@ -280,6 +287,8 @@ def _check_reachable(request: registry_service_pb2.RegisterRequest) -> None:
     raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_ADDRESS", message)
 
 
-def _replaced(service: str, replica: int) -> Exception:
-    message = f"another process is {service}-{replica} by now: exit"
+def _not_taken(request: Any, error: ReplacedError | TooManyMembersError) -> ServiceError:
+    if isinstance(error, TooManyMembersError):
+        return refuse(StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_REPLICAS", str(error))
+    message = f"another process is {request.service}-{request.replica} by now: exit"
     return refuse(StatusCode.FAILED_PRECONDITION, "REPLACED", message)

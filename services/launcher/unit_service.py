@@ -15,6 +15,8 @@ from services.launcher.spool import MAX_CHUNK_BYTES, GapError, Spool
 from services.launcher.supervise import Supervisor
 from services.launcher.units import is_beside, node_key
 
+# Of logs that were pushed last; what is known of a log stands beside it.
+_MOST_SPOOLS = 1024
 _PHASES: Mapping["registry_pb.UnitPhase.ValueType", UnitPhase] = {
     registry_pb.UNIT_PHASE_SETUP: UnitPhase.SETUP,
     registry_pb.UNIT_PHASE_RUNNING: UnitPhase.RUNNING,
@@ -78,6 +80,8 @@ class Spools:
             if service not in stored.run.wanted:
                 message = f"run {request.run_id} has no service {service!r}"
                 raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_LOG", message)
+            if len(self._open) >= _MOST_SPOOLS:
+                del self._open[next(iter(self._open))]
             spool = self._open[path] = Spool(path)
         return spool
 

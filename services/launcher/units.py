@@ -1,10 +1,16 @@
 """What the watchers on other machines say, pure: newest incarnation wins."""
 
 import re
+from collections import deque
 from dataclasses import dataclass
 
 from services.launcher.ports import UnitPhase, UnitReport
-from services.launcher.registry import ReplacedError
+from services.launcher.registry import (
+    MOST_MEMBERS,
+    REMEMBERED,
+    ReplacedError,
+    TooManyMembersError,
+)
 from services.launcher.runs import Key
 
 # Of a watcher whose machine is taken away.
@@ -36,18 +42,20 @@ class Units:
 
     def __init__(self) -> None:
         self._heard: dict[Key, _Heard] = {}
-        self._replaced: set[str] = set()
+        self._replaced: deque[str] = deque(maxlen=REMEMBERED)
 
     def take(self, key: Key, incarnation: str, report: UnitReport) -> UnitReport | None:
         """Note a report; returns the one before. Raises ReplacedError for one that has a
-        successor on another machine."""
+        successor on another machine, and TooManyMembersError."""
         if incarnation in self._replaced:
             raise ReplacedError(incarnation)
         known = self._heard.get(key)
+        if known is None and len(self._heard) >= MOST_MEMBERS:
+            raise TooManyMembersError(f"{len(self._heard)} machines have reported already")
         self._heard[key] = _Heard(incarnation, report)
         if known is None or known.incarnation == incarnation:
             return known.report if known else None
-        self._replaced.add(known.incarnation)
+        self._replaced.append(known.incarnation)
         return None
 
     def last(self, key: Key) -> UnitReport | None:
@@ -59,7 +67,7 @@ class Units:
         """Its machine is gone, or somebody else's by now."""
         known = self._heard.pop(key, None)
         if known is not None:
-            self._replaced.add(known.incarnation)
+            self._replaced.append(known.incarnation)
 
 
 def news(key: Key, before: UnitReport | None, report: UnitReport) -> str:

@@ -306,7 +306,7 @@ def _counts(counts: trajectory_pb2.TrajectoryCounts) -> Counts:
     return Counts(
         turns=counts.turns,
         tool_calls=counts.tool_calls,
-        tool_errors=dict(counts.tool_errors),
+        tool_errors=_named(counts.tool_errors, "tool_errors"),
         parse_errors=counts.parse_errors,
         repeats=counts.repeats,
         open_s=seconds(counts.open),
@@ -319,7 +319,7 @@ def _counts(counts: trajectory_pb2.TrajectoryCounts) -> Counts:
 
 
 def _named(counts: Mapping[str, int], where: str) -> dict[str, int]:
-    """Counts by what a policy wrote: bounded, for they are kept."""
+    """Counts by names of others: bounded, for they are kept."""
     if len(counts) > _MAX_NAMED or any(len(name) > _MAX_NAME for name in counts):
         raise MalformedError(
             f"counts.{where}: {len(counts)} keys; at most {_MAX_NAMED}, of {_MAX_NAME} characters"

@@ -19,12 +19,20 @@ from services.learner.broadcast import (
     UnknownWorkerError,
     Update,
 )
+from services.learner.checks import (
+    Context,
+    bounded_workers,
+    check_epoch,
+    check_names,
+    check_tokenizer,
+    digests_of,
+    refuse,
+)
 from services.learner.groups.dispatcher import Dispatcher
 from services.learner.groups.requests import now
 from services.learner.guard.guard import Guard
 from services.learner.guard.probes import ProbeError
 from services.learner.guard.types import Probe, ProbeResult
-from services.learner.service import Context, check_epoch, check_tokenizer, digests_of, refuse
 
 _log = get_logger(__name__)
 
@@ -121,10 +129,12 @@ class PolicyService(policy_service_pb2_grpc.PolicyServiceServicer):
 
     def _admit(self, request: pb.AttachRequest) -> Member:
         book = self._dispatcher.book
+        check_names(worker_id=request.worker_id, incarnation=request.incarnation)
         if book.workers.was_replaced(request.worker_id, request.incarnation):
             message = f"another process is {request.worker_id} by now; end this one"
             raise refuse(grpc.StatusCode.NOT_FOUND, "UNKNOWN_WORKER", message)
-        book.greet(request.worker_id, request.incarnation, now())
+        with bounded_workers():
+            book.greet(request.worker_id, request.incarnation, now())
         # What it holds but has not shown here to serve is sent again, to be scored.
         claimed = codec.policy_id(request.holding) if request.HasField("holding") else None
         worker = book.workers[request.worker_id]

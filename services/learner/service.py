@@ -3,17 +3,27 @@
 import asyncio
 from collections.abc import AsyncIterator, Generator
 from contextlib import aclosing, contextmanager
-from typing import Any
 
 import grpc
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import group_service_pb2_grpc
-from flotilla.learner.v1 import policy_service_pb2 as policies_pb
 from services.common.errors import ServiceError
 from services.common.fingerprint import TokenizerDigests
 from services.common.paced import LastWords, StalledError, paced
 from services.learner import codec, codec_out
+from services.learner.checks import (
+    FAILED,
+    RETRY_S,
+    Context,
+    bounded_workers,
+    check_capabilities,
+    check_epoch,
+    check_names,
+    check_tokenizer,
+    digests_of,
+    refuse,
+)
 from services.learner.config import IntakeConfig
 from services.learner.groups.dispatcher import Dispatcher
 from services.learner.groups.requests import (
@@ -29,46 +39,8 @@ from services.learner.journal.attempts import ContentConflictError
 from services.learner.journal.connection import JournalError
 from services.learner.status import Status
 
-DOMAIN = "learner.flotilla"
-EPOCH_KEY = "flotilla-run-epoch"
-
-Context = grpc.aio.ServicerContext[Any, Any]
-_FAILED = grpc.StatusCode.FAILED_PRECONDITION
 # How much more memory a header takes than bytes on the wire, at most or nearly.
 _PARSED = 8
-_RETRY_S = 1.0
-
-
-def refuse(code: grpc.StatusCode, reason: str, message: str, **facts: str) -> ServiceError:
-    return ServiceError(code, reason, message, domain=DOMAIN, metadata=facts)
-
-
-def check_epoch(context: Context, run_epoch: int) -> None:
-    """Refuse a call that names another run epoch than this learner's."""
-    for key, value in context.invocation_metadata() or ():
-        if key == EPOCH_KEY and value != str(run_epoch):
-            message = f"the run is in epoch {run_epoch}; adopt it and call again"
-            raise refuse(_FAILED, "STALE_EPOCH", message, run_epoch=str(run_epoch))
-
-
-def digests_of(request: pb.LeaseGroupRequest | policies_pb.AttachRequest) -> TokenizerDigests:
-    return TokenizerDigests(
-        request.tokenizer_digest, request.tokenizer_json_digest, request.chat_template_digest
-    )
-
-
-def check_tokenizer(given: TokenizerDigests, expected: TokenizerDigests) -> None:
-    """Refuse a worker whose token ids mean something else, and say what of it differs."""
-    if given.whole == expected.whole:
-        return
-    differs = " and ".join(expected.differing(given))
-    what = f"{differs} of its policy.model differs" if differs else "its tokenizer differs"
-    message = (
-        f"the worker's prompts are not the learner's: {what} (digest"
-        f" {given.whole.hex() or '(none)'}, the learner's {expected.whole.hex()}); give both the"
-        " same policy.model"
-    )
-    raise refuse(_FAILED, "TOKENIZER_MISMATCH", message, differs=differs)
 
 
 class GroupService(group_service_pb2_grpc.GroupServiceServicer):
@@ -110,11 +82,11 @@ class GroupService(group_service_pb2_grpc.GroupServiceServicer):
             free_attempts=request.free_attempts,
             capabilities=frozenset(request.capabilities),
         )
-        if not (poll.request_id and poll.worker_id and poll.incarnation):
-            code = grpc.StatusCode.INVALID_ARGUMENT
-            needed = "request_id, worker_id and incarnation must be set"
-            raise refuse(code, "MALFORMED_REQUEST", needed)
-        with _refusals():
+        check_names(
+            request_id=poll.request_id, worker_id=poll.worker_id, incarnation=poll.incarnation
+        )
+        check_capabilities(poll.capabilities)
+        with _refusals(), bounded_workers():
             lease = await self._dispatcher.lease(poll, self._poll_s_left(context))
         response = pb.LeaseGroupResponse(run_epoch=self._dispatcher.run_epoch)
         if lease:
@@ -218,14 +190,14 @@ def _refusals() -> Generator[None]:
     except (StalledError, RoomFullError) as error:
         reason = "STREAM_STALLED" if isinstance(error, StalledError) else "INTAKE_FULL"
         full = refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, reason, str(error))
-        full.retry_delay_s = _RETRY_S
+        full.retry_delay_s = RETRY_S
         raise full from error
     except LeaseLostError as error:
         raise refuse(grpc.StatusCode.NOT_FOUND, "LEASE_LOST", error.args[0]) from error
     except ContentConflictError as error:
         raise refuse(grpc.StatusCode.ALREADY_EXISTS, "CONTENT_CONFLICT", str(error)) from error
     except UnknownPolicyError as error:
-        raise refuse(_FAILED, "UNKNOWN_POLICY", str(error)) from error
+        raise refuse(FAILED, "UNKNOWN_POLICY", str(error)) from error
     except ValueError as error:
         code = grpc.StatusCode.INVALID_ARGUMENT
         raise refuse(code, "MALFORMED_TRAJECTORY", str(error)) from error

@@ -28,6 +28,8 @@ DOMAIN = "learner.flotilla"
 CHUNK_BYTES = 1 << 20
 # The slot of the one before these is being rewritten.
 KEPT = 2
+# A fetch that is not read holds a chunk or two, and a file; whoever comes beyond these comes again.
+MOST_STREAMS = {"/flotilla.learner.v1.WeightService/FetchWeights": 128}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,7 @@ async def serve() -> None:
     log.add_secret(start.token)
     tls = from_text(start.tls, where="the learner's TLS") if start.tls else None
     shelf = Shelf()
-    server = rpc.server(token=start.token)
+    server = rpc.server(token=start.token, most_streams=MOST_STREAMS)
     pb_grpc.add_WeightServiceServicer_to_server(WeightService(shelf), server)
     at = rpc.serving(server, start.listen, tls=tls, advertise=start.advertise, grace_s=0.5)
     async with at as serving:

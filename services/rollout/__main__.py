@@ -86,7 +86,7 @@ async def serve(runtime: Runtime[RolloutConfig]) -> None:
         if parts is None:
             return
         stack.push_async_callback(parts.environment.all_closed)
-        server = rpc.server(token=runtime.token)
+        server = rpc.server(token=runtime.token, most_streams=parts.service.MOST_STREAMS)
         rollout_service_pb2_grpc.add_RolloutServiceServicer_to_server(parts.service, server)
         serving = await stack.enter_async_context(runtime.serving(server))
         runtime.report(lambda: _status(parts.service))

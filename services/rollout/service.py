@@ -3,7 +3,7 @@
 import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 import grpc.aio
@@ -29,6 +29,9 @@ Event = pb.SampleGroupResponse
 
 class RolloutService(pb_grpc.RolloutServiceServicer):
     """Serves people; the run itself does not depend on it."""
+
+    # What an attempt says is kept until it is read.
+    MOST_STREAMS: ClassVar = {"/flotilla.rollout.v1.RolloutService/SampleGroup": 16}
 
     def __init__(
         self,

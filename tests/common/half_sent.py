@@ -30,7 +30,7 @@ class HalfSent:
         self._send(_SETTINGS, 0, b"", start=_PREFACE)
         self._send(_WINDOW, 0, _ROOM)
 
-    def call(self, path: str, token: str = "") -> int:
+    def call(self, path: str, token: str = "", *, claimed_bytes: int = MESSAGE_BYTES) -> int:
         """Begin a call; returns its number."""
         self._stream += 2
         fields = b"\x83\x86" + b"\x04" + _text(path) + b"\x01" + _text("localhost")
@@ -40,7 +40,7 @@ class HalfSent:
             fields += b"\x0f\x08" + _text(f"Bearer {token}")
         self._send(_HEADERS, self._stream, fields, flags=_END_HEADERS)
         self._windows[self._stream] = self._initial
-        prefix = struct.pack(">BI", 0, MESSAGE_BYTES)
+        prefix = struct.pack(">BI", 0, claimed_bytes)
         self._unsent[self._stream] = prefix + bytes(MESSAGE_BYTES - 1)
         self._go_on()
         return self._stream

@@ -16,7 +16,7 @@ from services.common.errors import ServiceError
 from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
 from services.env_gateway.gateway import Gateway
 from services.env_gateway.ports import CallResult, Execution, Media, Text, Tool
-from services.env_gateway.service import EpisodeService
+from services.env_gateway.service import EpisodeService, most_streams
 from tests.env_gateway.support import running, task_json, until
 
 TOKEN = "contract-token-0123456789"
@@ -25,9 +25,16 @@ TOKEN = "contract-token-0123456789"
 class Client:
     """The stub, and the messages that these tests send."""
 
-    def __init__(self, channel: grpc.aio.Channel, gateway: Gateway, drained: asyncio.Event) -> None:
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        gateway: Gateway,
+        service: EpisodeService,
+        drained: asyncio.Event,
+    ) -> None:
         self.stub: Any = episode_service_pb2_grpc.EpisodeServiceStub(channel)
         self.gateway = gateway
+        self.service = service
         self.drained = drained
 
     def opening(self, attempt: int = 0, **changes: Any) -> Any:
@@ -74,14 +81,14 @@ async def serving(
 ) -> AsyncGenerator[Client]:
     drained = asyncio.Event()
     async with running(backend, grader, **changes) as gateway:
-        server = rpc.server(token=TOKEN)
+        server = rpc.server(token=TOKEN, most_streams=most_streams(gateway.config.limits))
         service = EpisodeService(gateway, drained.set)
         episode_service_pb2_grpc.add_EpisodeServiceServicer_to_server(service, server)
         async with (
             rpc.serving(server, "127.0.0.1:0", grace_s=0.1) as at,
             rpc.channel(at.address, token=TOKEN) as channel,
         ):
-            yield Client(channel, gateway, drained)
+            yield Client(channel, gateway, service, drained)
 
 
 @asynccontextmanager
@@ -340,6 +347,6 @@ async def test_only_so_many_watch_the_capacity(monkeypatch: pytest.MonkeyPatch) 
     async with serving(FakeBackend()) as client:
         watch = client.stub.WatchCapacity(pb.WatchCapacityRequest(), timeout=5)
         await watch.read()
-        async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_WATCHES"):
+        async with refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_STREAMS"):
             await client.stub.WatchCapacity(pb.WatchCapacityRequest(), timeout=5).read()
         watch.cancel()

@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.common import health, rpc
+from services.common import rpc
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "0123456789abcdef"
@@ -27,7 +27,7 @@ async def reason_of(call: Any) -> str:
 
 
 async def test_only_so_many_watch_the_health_of_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "_MOST_WATCHES", 2)
+    monkeypatch.setattr(rpc, "MOST_WATCHES", 2)
     server = rpc.server(token=TOKEN)
     async with (
         rpc.serving(server, "127.0.0.1:0") as serving,
@@ -38,7 +38,7 @@ async def test_only_so_many_watch_the_health_of_a_service(monkeypatch: pytest.Mo
         for watch in watches:
             await watch.read()
         refused = stub.Watch(health_pb2.HealthCheckRequest())
-        assert await reason_of(refused.read()) == "TOO_MANY_WATCHES"
+        assert await reason_of(refused.read()) == "TOO_MANY_STREAMS"
         # The end of one makes room for the next.
         watches[0].cancel()
         while True:

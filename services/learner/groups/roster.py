@@ -9,6 +9,12 @@ from services.learner.types import PolicyId
 
 # Incarnations and policies of one worker id that are remembered.
 _REMEMBERED = 256
+# Far more than any run has; whoever makes up workers finds an end.
+_MOST_WORKERS = 4096
+
+
+class TooManyWorkersError(Exception):
+    """More workers than any run has are known already."""
 
 
 @dataclass(slots=True)
@@ -62,9 +68,14 @@ class Roster:
         return tuple(self._workers)
 
     def replace(self, worker_id: str, incarnation: str, now: float) -> None:
-        """Take in a new process under its id; its predecessor must hold nothing any more."""
+        """Take in a new process under its id; its predecessor must hold nothing any more.
+
+        Raises TooManyWorkersError.
+        """
         if old := self._workers.get(worker_id):
             self._replaced.append((worker_id, old.incarnation))
+        elif len(self._workers) >= _MOST_WORKERS:
+            raise TooManyWorkersError(f"{len(self._workers)} workers are known already")
         self._workers[worker_id] = Worker(incarnation, now)
 
     def was_replaced(self, worker_id: str, incarnation: str) -> bool:

@@ -9,10 +9,10 @@ from flotilla.learner.v1 import rank_service_pb2 as pb
 from flotilla.learner.v1 import rank_service_pb2_grpc
 from services.common.errors import ServiceError
 from services.common.log import get_logger
+from services.learner.checks import Context, refuse
 from services.learner.nodes import codec
 from services.learner.nodes.machine import WrongMachineError
 from services.learner.nodes.roll import Over, Roll, Session
-from services.learner.service import Context, refuse
 
 _log = get_logger(__name__)
 

@@ -42,9 +42,8 @@ class EpisodeServiceStub(object):
     INVALID_ARGUMENT    UNKNOWN_ENVIRONMENT no backend is configured for it
     FAILED_PRECONDITION OVER_LIMIT          `opening` exceeds a limit for good
     FAILED_PRECONDITION CALL_SEQ            a `call_seq` out of order
-    RESOURCE_EXHAUSTED  QUEUE_FULL          later; carries RetryInfo
+    RESOURCE_EXHAUSTED  QUEUE_FULL          episodes, or transcripts: later; carries RetryInfo
     RESOURCE_EXHAUSTED  STREAM_STALLED      a transcript stood still; send it again, whole
-    RESOURCE_EXHAUSTED  TOO_MANY_WATCHES    ask GetStatus now and then instead
     NOT_FOUND           EPISODE_LOST        unknown, closed, expired or replaced
     NOT_FOUND           MEDIA_LOST          no bytes under that hash
     UNAVAILABLE         DRAINING            the gateway is going away
@@ -123,9 +122,8 @@ class EpisodeServiceServicer(object):
     INVALID_ARGUMENT    UNKNOWN_ENVIRONMENT no backend is configured for it
     FAILED_PRECONDITION OVER_LIMIT          `opening` exceeds a limit for good
     FAILED_PRECONDITION CALL_SEQ            a `call_seq` out of order
-    RESOURCE_EXHAUSTED  QUEUE_FULL          later; carries RetryInfo
+    RESOURCE_EXHAUSTED  QUEUE_FULL          episodes, or transcripts: later; carries RetryInfo
     RESOURCE_EXHAUSTED  STREAM_STALLED      a transcript stood still; send it again, whole
-    RESOURCE_EXHAUSTED  TOO_MANY_WATCHES    ask GetStatus now and then instead
     NOT_FOUND           EPISODE_LOST        unknown, closed, expired or replaced
     NOT_FOUND           MEDIA_LOST          no bytes under that hash
     UNAVAILABLE         DRAINING            the gateway is going away
@@ -278,9 +276,8 @@ class EpisodeService(object):
     INVALID_ARGUMENT    UNKNOWN_ENVIRONMENT no backend is configured for it
     FAILED_PRECONDITION OVER_LIMIT          `opening` exceeds a limit for good
     FAILED_PRECONDITION CALL_SEQ            a `call_seq` out of order
-    RESOURCE_EXHAUSTED  QUEUE_FULL          later; carries RetryInfo
+    RESOURCE_EXHAUSTED  QUEUE_FULL          episodes, or transcripts: later; carries RetryInfo
     RESOURCE_EXHAUSTED  STREAM_STALLED      a transcript stood still; send it again, whole
-    RESOURCE_EXHAUSTED  TOO_MANY_WATCHES    ask GetStatus now and then instead
     NOT_FOUND           EPISODE_LOST        unknown, closed, expired or replaced
     NOT_FOUND           MEDIA_LOST          no bytes under that hash
     UNAVAILABLE         DRAINING            the gateway is going away

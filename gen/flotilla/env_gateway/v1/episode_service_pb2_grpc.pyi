@@ -34,9 +34,8 @@ class EpisodeServiceStub:
       INVALID_ARGUMENT    UNKNOWN_ENVIRONMENT no backend is configured for it
       FAILED_PRECONDITION OVER_LIMIT          `opening` exceeds a limit for good
       FAILED_PRECONDITION CALL_SEQ            a `call_seq` out of order
-      RESOURCE_EXHAUSTED  QUEUE_FULL          later; carries RetryInfo
+      RESOURCE_EXHAUSTED  QUEUE_FULL          episodes, or transcripts: later; carries RetryInfo
       RESOURCE_EXHAUSTED  STREAM_STALLED      a transcript stood still; send it again, whole
-      RESOURCE_EXHAUSTED  TOO_MANY_WATCHES    ask GetStatus now and then instead
       NOT_FOUND           EPISODE_LOST        unknown, closed, expired or replaced
       NOT_FOUND           MEDIA_LOST          no bytes under that hash
       UNAVAILABLE         DRAINING            the gateway is going away
@@ -130,9 +129,8 @@ class EpisodeServiceAsyncStub:
       INVALID_ARGUMENT    UNKNOWN_ENVIRONMENT no backend is configured for it
       FAILED_PRECONDITION OVER_LIMIT          `opening` exceeds a limit for good
       FAILED_PRECONDITION CALL_SEQ            a `call_seq` out of order
-      RESOURCE_EXHAUSTED  QUEUE_FULL          later; carries RetryInfo
+      RESOURCE_EXHAUSTED  QUEUE_FULL          episodes, or transcripts: later; carries RetryInfo
       RESOURCE_EXHAUSTED  STREAM_STALLED      a transcript stood still; send it again, whole
-      RESOURCE_EXHAUSTED  TOO_MANY_WATCHES    ask GetStatus now and then instead
       NOT_FOUND           EPISODE_LOST        unknown, closed, expired or replaced
       NOT_FOUND           MEDIA_LOST          no bytes under that hash
       UNAVAILABLE         DRAINING            the gateway is going away
@@ -225,9 +223,8 @@ class EpisodeServiceServicer(metaclass=abc.ABCMeta):
       INVALID_ARGUMENT    UNKNOWN_ENVIRONMENT no backend is configured for it
       FAILED_PRECONDITION OVER_LIMIT          `opening` exceeds a limit for good
       FAILED_PRECONDITION CALL_SEQ            a `call_seq` out of order
-      RESOURCE_EXHAUSTED  QUEUE_FULL          later; carries RetryInfo
+      RESOURCE_EXHAUSTED  QUEUE_FULL          episodes, or transcripts: later; carries RetryInfo
       RESOURCE_EXHAUSTED  STREAM_STALLED      a transcript stood still; send it again, whole
-      RESOURCE_EXHAUSTED  TOO_MANY_WATCHES    ask GetStatus now and then instead
       NOT_FOUND           EPISODE_LOST        unknown, closed, expired or replaced
       NOT_FOUND           MEDIA_LOST          no bytes under that hash
       UNAVAILABLE         DRAINING            the gateway is going away

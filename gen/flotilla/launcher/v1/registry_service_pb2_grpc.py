@@ -39,6 +39,7 @@ class RegistryServiceStub(object):
     INVALID_ARGUMENT    BAD_SERVICE      no such service in the run
     INVALID_ARGUMENT    BAD_ADDRESS      peers could not call what is registered
     INVALID_ARGUMENT    BAD_LOG          a piece too long, or of no service of the run
+    RESOURCE_EXHAUSTED  TOO_MANY_REPLICAS  more than any run has
     UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
@@ -92,6 +93,7 @@ class RegistryServiceServicer(object):
     INVALID_ARGUMENT    BAD_SERVICE      no such service in the run
     INVALID_ARGUMENT    BAD_ADDRESS      peers could not call what is registered
     INVALID_ARGUMENT    BAD_LOG          a piece too long, or of no service of the run
+    RESOURCE_EXHAUSTED  TOO_MANY_REPLICAS  more than any run has
     UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
@@ -188,6 +190,7 @@ class RegistryService(object):
     INVALID_ARGUMENT    BAD_SERVICE      no such service in the run
     INVALID_ARGUMENT    BAD_ADDRESS      peers could not call what is registered
     INVALID_ARGUMENT    BAD_LOG          a piece too long, or of no service of the run
+    RESOURCE_EXHAUSTED  TOO_MANY_REPLICAS  more than any run has
     UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own

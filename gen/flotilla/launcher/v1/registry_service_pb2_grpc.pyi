@@ -31,6 +31,7 @@ class RegistryServiceStub:
       INVALID_ARGUMENT    BAD_SERVICE      no such service in the run
       INVALID_ARGUMENT    BAD_ADDRESS      peers could not call what is registered
       INVALID_ARGUMENT    BAD_LOG          a piece too long, or of no service of the run
+      RESOURCE_EXHAUSTED  TOO_MANY_REPLICAS  more than any run has
       UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
@@ -92,6 +93,7 @@ class RegistryServiceAsyncStub:
       INVALID_ARGUMENT    BAD_SERVICE      no such service in the run
       INVALID_ARGUMENT    BAD_ADDRESS      peers could not call what is registered
       INVALID_ARGUMENT    BAD_LOG          a piece too long, or of no service of the run
+      RESOURCE_EXHAUSTED  TOO_MANY_REPLICAS  more than any run has
       UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own
@@ -152,6 +154,7 @@ class RegistryServiceServicer(metaclass=abc.ABCMeta):
       INVALID_ARGUMENT    BAD_SERVICE      no such service in the run
       INVALID_ARGUMENT    BAD_ADDRESS      peers could not call what is registered
       INVALID_ARGUMENT    BAD_LOG          a piece too long, or of no service of the run
+      RESOURCE_EXHAUSTED  TOO_MANY_REPLICAS  more than any run has
       UNAVAILABLE         STREAM_AGE       the stream is old: resolve again
 
     Every call carries the metadata `authorization: Bearer TOKEN`, the run's own

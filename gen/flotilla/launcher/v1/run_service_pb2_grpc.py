@@ -36,7 +36,9 @@ class RunServiceStub(object):
     "started"}, and beyond loopback "tls" with a client's certificate. It holds
     secrets: only its owner may read it. Every call carries the metadata
     `authorization: Bearer TOKEN`, or is refused with UNAUTHENTICATED and
-    TOKEN_MISSING or TOKEN_WRONG of domain `common.flotilla`.
+    TOKEN_MISSING or TOKEN_WRONG of domain `common.flotilla`. So are, with
+    RESOURCE_EXHAUSTED, one stream of answers too many, TOO_MANY_STREAMS, and a
+    call whose first message does not come, STREAM_STALLED: call again, later.
 
     Errors carry a google.rpc.ErrorInfo, domain `launcher.flotilla`:
     INVALID_ARGUMENT    BAD_SPEC         the message says which key and why
@@ -117,7 +119,9 @@ class RunServiceServicer(object):
     "started"}, and beyond loopback "tls" with a client's certificate. It holds
     secrets: only its owner may read it. Every call carries the metadata
     `authorization: Bearer TOKEN`, or is refused with UNAUTHENTICATED and
-    TOKEN_MISSING or TOKEN_WRONG of domain `common.flotilla`.
+    TOKEN_MISSING or TOKEN_WRONG of domain `common.flotilla`. So are, with
+    RESOURCE_EXHAUSTED, one stream of answers too many, TOO_MANY_STREAMS, and a
+    call whose first message does not come, STREAM_STALLED: call again, later.
 
     Errors carry a google.rpc.ErrorInfo, domain `launcher.flotilla`:
     INVALID_ARGUMENT    BAD_SPEC         the message says which key and why
@@ -268,7 +272,9 @@ class RunService(object):
     "started"}, and beyond loopback "tls" with a client's certificate. It holds
     secrets: only its owner may read it. Every call carries the metadata
     `authorization: Bearer TOKEN`, or is refused with UNAUTHENTICATED and
-    TOKEN_MISSING or TOKEN_WRONG of domain `common.flotilla`.
+    TOKEN_MISSING or TOKEN_WRONG of domain `common.flotilla`. So are, with
+    RESOURCE_EXHAUSTED, one stream of answers too many, TOO_MANY_STREAMS, and a
+    call whose first message does not come, STREAM_STALLED: call again, later.
 
     Errors carry a google.rpc.ErrorInfo, domain `launcher.flotilla`:
     INVALID_ARGUMENT    BAD_SPEC         the message says which key and why

@@ -28,7 +28,9 @@ class RunServiceStub:
     "started"}, and beyond loopback "tls" with a client's certificate. It holds
     secrets: only its owner may read it. Every call carries the metadata
     `authorization: Bearer TOKEN`, or is refused with UNAUTHENTICATED and
-    TOKEN_MISSING or TOKEN_WRONG of domain `common.flotilla`.
+    TOKEN_MISSING or TOKEN_WRONG of domain `common.flotilla`. So are, with
+    RESOURCE_EXHAUSTED, one stream of answers too many, TOO_MANY_STREAMS, and a
+    call whose first message does not come, STREAM_STALLED: call again, later.
 
     Errors carry a google.rpc.ErrorInfo, domain `launcher.flotilla`:
       INVALID_ARGUMENT    BAD_SPEC         the message says which key and why
@@ -118,7 +120,9 @@ class RunServiceAsyncStub:
     "started"}, and beyond loopback "tls" with a client's certificate. It holds
     secrets: only its owner may read it. Every call carries the metadata
     `authorization: Bearer TOKEN`, or is refused with UNAUTHENTICATED and
-    TOKEN_MISSING or TOKEN_WRONG of domain `common.flotilla`.
+    TOKEN_MISSING or TOKEN_WRONG of domain `common.flotilla`. So are, with
+    RESOURCE_EXHAUSTED, one stream of answers too many, TOO_MANY_STREAMS, and a
+    call whose first message does not come, STREAM_STALLED: call again, later.
 
     Errors carry a google.rpc.ErrorInfo, domain `launcher.flotilla`:
       INVALID_ARGUMENT    BAD_SPEC         the message says which key and why
@@ -207,7 +211,9 @@ class RunServiceServicer(metaclass=abc.ABCMeta):
     "started"}, and beyond loopback "tls" with a client's certificate. It holds
     secrets: only its owner may read it. Every call carries the metadata
     `authorization: Bearer TOKEN`, or is refused with UNAUTHENTICATED and
-    TOKEN_MISSING or TOKEN_WRONG of domain `common.flotilla`.
+    TOKEN_MISSING or TOKEN_WRONG of domain `common.flotilla`. So are, with
+    RESOURCE_EXHAUSTED, one stream of answers too many, TOO_MANY_STREAMS, and a
+    call whose first message does not come, STREAM_STALLED: call again, later.
 
     Errors carry a google.rpc.ErrorInfo, domain `launcher.flotilla`:
       INVALID_ARGUMENT    BAD_SPEC         the message says which key and why

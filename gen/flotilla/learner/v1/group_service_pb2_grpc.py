@@ -49,11 +49,13 @@ class GroupServiceStub(object):
     FAILED_PRECONDITION TOKENIZER_MISMATCH  metadata `differs` names the part; do not retry
     FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
     FAILED_PRECONDITION UNKNOWN_POLICY      a PolicyId that was never published
-    INVALID_ARGUMENT    MALFORMED_REQUEST   a field that must be set is not; a bug in the worker
+    INVALID_ARGUMENT    MALFORMED_REQUEST   a field that must be set is not, or too long; a bug in
+    the worker
     INVALID_ARGUMENT    MALFORMED_TRAJECTORY  a bug in the worker
     NOT_FOUND           LEASE_LOST          drop the group
     ALREADY_EXISTS      CONTENT_CONFLICT    other content under the same key
     RESOURCE_EXHAUSTED  STREAM_STALLED      the submission stood still; send it again, whole
+    RESOURCE_EXHAUSTED  TOO_MANY_WORKERS    more than any run has; ask again, later
     RESOURCE_EXHAUSTED  INTAKE_FULL         too many submissions wait; send it again, later
     UNAVAILABLE         DRAINING            the learner is going away
 
@@ -123,11 +125,13 @@ class GroupServiceServicer(object):
     FAILED_PRECONDITION TOKENIZER_MISMATCH  metadata `differs` names the part; do not retry
     FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
     FAILED_PRECONDITION UNKNOWN_POLICY      a PolicyId that was never published
-    INVALID_ARGUMENT    MALFORMED_REQUEST   a field that must be set is not; a bug in the worker
+    INVALID_ARGUMENT    MALFORMED_REQUEST   a field that must be set is not, or too long; a bug in
+    the worker
     INVALID_ARGUMENT    MALFORMED_TRAJECTORY  a bug in the worker
     NOT_FOUND           LEASE_LOST          drop the group
     ALREADY_EXISTS      CONTENT_CONFLICT    other content under the same key
     RESOURCE_EXHAUSTED  STREAM_STALLED      the submission stood still; send it again, whole
+    RESOURCE_EXHAUSTED  TOO_MANY_WORKERS    more than any run has; ask again, later
     RESOURCE_EXHAUSTED  INTAKE_FULL         too many submissions wait; send it again, later
     UNAVAILABLE         DRAINING            the learner is going away
 
@@ -254,11 +258,13 @@ class GroupService(object):
     FAILED_PRECONDITION TOKENIZER_MISMATCH  metadata `differs` names the part; do not retry
     FAILED_PRECONDITION STALE_EPOCH         adopt metadata `run_epoch`, retry
     FAILED_PRECONDITION UNKNOWN_POLICY      a PolicyId that was never published
-    INVALID_ARGUMENT    MALFORMED_REQUEST   a field that must be set is not; a bug in the worker
+    INVALID_ARGUMENT    MALFORMED_REQUEST   a field that must be set is not, or too long; a bug in
+    the worker
     INVALID_ARGUMENT    MALFORMED_TRAJECTORY  a bug in the worker
     NOT_FOUND           LEASE_LOST          drop the group
     ALREADY_EXISTS      CONTENT_CONFLICT    other content under the same key
     RESOURCE_EXHAUSTED  STREAM_STALLED      the submission stood still; send it again, whole
+    RESOURCE_EXHAUSTED  TOO_MANY_WORKERS    more than any run has; ask again, later
     RESOURCE_EXHAUSTED  INTAKE_FULL         too many submissions wait; send it again, later
     UNAVAILABLE         DRAINING            the learner is going away
 

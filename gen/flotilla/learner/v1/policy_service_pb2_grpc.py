@@ -38,6 +38,8 @@ class PolicyServiceStub(object):
     FAILED_PRECONDITION TOKENIZER_MISMATCH  metadata `differs` names the part; do not retry
     FAILED_PRECONDITION NO_COMMON_TRANSPORT the worker can load by none of ours
     INVALID_ARGUMENT    MALFORMED_REPORT    canary or probes contradict the UPDATE; a bug in the worker
+    INVALID_ARGUMENT    MALFORMED_REQUEST   a name that must be set is not, or too long
+    RESOURCE_EXHAUSTED  TOO_MANY_WORKERS    more than any run has; attach again, later
     NOT_FOUND           UNKNOWN_WORKER      attach first; on Attach: a newer incarnation has
     taken this one's place, end the process
     UNAVAILABLE         STREAM_ENDED        the stream is old enough; attach again
@@ -77,6 +79,8 @@ class PolicyServiceServicer(object):
     FAILED_PRECONDITION TOKENIZER_MISMATCH  metadata `differs` names the part; do not retry
     FAILED_PRECONDITION NO_COMMON_TRANSPORT the worker can load by none of ours
     INVALID_ARGUMENT    MALFORMED_REPORT    canary or probes contradict the UPDATE; a bug in the worker
+    INVALID_ARGUMENT    MALFORMED_REQUEST   a name that must be set is not, or too long
+    RESOURCE_EXHAUSTED  TOO_MANY_WORKERS    more than any run has; attach again, later
     NOT_FOUND           UNKNOWN_WORKER      attach first; on Attach: a newer incarnation has
     taken this one's place, end the process
     UNAVAILABLE         STREAM_ENDED        the stream is old enough; attach again
@@ -138,6 +142,8 @@ class PolicyService(object):
     FAILED_PRECONDITION TOKENIZER_MISMATCH  metadata `differs` names the part; do not retry
     FAILED_PRECONDITION NO_COMMON_TRANSPORT the worker can load by none of ours
     INVALID_ARGUMENT    MALFORMED_REPORT    canary or probes contradict the UPDATE; a bug in the worker
+    INVALID_ARGUMENT    MALFORMED_REQUEST   a name that must be set is not, or too long
+    RESOURCE_EXHAUSTED  TOO_MANY_WORKERS    more than any run has; attach again, later
     NOT_FOUND           UNKNOWN_WORKER      attach first; on Attach: a newer incarnation has
     taken this one's place, end the process
     UNAVAILABLE         STREAM_ENDED        the stream is old enough; attach again
