@@ -2,13 +2,11 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
 
-from flotilla.learner.v1 import group_service_pb2 as pb
-from flotilla.learner.v1 import policy_service_pb2 as policies_pb
 from services.common.errors import ServiceError
 from services.common.fingerprint import TokenizerDigests
 from services.learner.groups.roster import TooManyWorkersError
@@ -36,7 +34,15 @@ def check_epoch(context: Context, run_epoch: int) -> None:
             raise refuse(FAILED, "STALE_EPOCH", message, run_epoch=str(run_epoch))
 
 
-def digests_of(request: pb.LeaseGroupRequest | policies_pb.AttachRequest) -> TokenizerDigests:
+class Digested(Protocol):
+    """A request that says with which tokenizer its caller works."""
+
+    tokenizer_digest: bytes
+    tokenizer_json_digest: bytes
+    chat_template_digest: bytes
+
+
+def digests_of(request: Digested) -> TokenizerDigests:
     return TokenizerDigests(
         request.tokenizer_digest, request.tokenizer_json_digest, request.chat_template_digest
     )
