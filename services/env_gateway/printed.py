@@ -6,11 +6,12 @@ What a verifier prints beside them may hold lines of the same shape, which a pol
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import cast
 
 from services.common.parsing import Limits, parse_literal
 from services.env_gateway.authorship import Authorship
-from services.env_gateway.writings import Phrase
+from services.env_gateway.writings import Phrase, app_spans
 
 CHECKS_KEPT = 200
 # 200 passed and 200 failed checks fit into one message, whatever their characters.
@@ -21,7 +22,7 @@ _SEARCHED_CHARS = 2**19
 # A longer list of checks is read by its lines: Python takes milliseconds for each KiB.
 _LIST_LIMITS = Limits(bytes=2**15, values=4096)
 _APP = re.compile(r"^(?P<name>App \S.*?): (?P<passed>[01])[ \t\r]*$", re.MULTILINE)
-_APP_INSIDE = re.compile(r"App \S[^\n]{0,500}?: [01]")
+_APP_START, _APP_VALUE = re.compile(r"App (?=\S)"), re.compile(r": [01]")
 _JUDGE_ERROR = re.compile(r"^[^\S\n]*JUDGE ERROR:(?P<detail>.*)$", re.MULTILINE)
 # More results than any task has apps, each of which is looked for in all that a policy wrote.
 _APPS_JUDGED = 100
@@ -81,14 +82,15 @@ def _forged_apps(lines: Sequence[re.Match[str]], authorship: Authorship) -> Iter
 def _hidden_apps(stdout: str, authorship: Authorship) -> Iterator[str]:
     """Results that are none for what stands before or behind them."""
     lines = dict.fromkeys(line for line in stdout.split("\n") if "App " in line)
-    inside = [
-        found for line in lines if not _APP.match(line) and (found := _APP_INSIDE.search(line))
-    ]
-    for found in inside:
-        line = found.string
+    inside = [(line, span) for line in lines if not _APP.match(line) for span in _first_app(line)]
+    for line, (start, end) in inside:
         too_many = len(inside) > _APPS_JUDGED
-        if too_many or authorship.explains_frame(line[: found.start()], line[found.end() :]):
+        if too_many or authorship.explains_frame(line[:start], line[end:]):
             yield line
+
+
+def _first_app(line: str) -> Iterator[tuple[int, int]]:
+    return islice(app_spans(line, _APP_START, _APP_VALUE), 1)
 
 
 def _read_lists(stdout: str, authorship: Authorship) -> Printed:

@@ -17,15 +17,34 @@ from typing import Any, cast
 _KEPT_CHARS = 2**19
 _LINES_KEPT = 1000
 _PLACE_CHARS = 200
-_READINGS = 8
-_TAG = re.compile(r"<[^<>]{0,500}>")
+# As many as four encodings have in any order. A text with more is not read to its end.
+_READINGS = 16
+_TAG = re.compile(r"<[^<>]*>")
+_REFERENCE = re.compile(r"&#0*([0-9]+)")
+# More than any character's number has; Python refuses to read thousands.
+_REFERENCE_DIGITS = 7
+_LINK = re.compile(r"!?\[([^\[\]\n]*)\]\([^()\n]*\)")
+# Colors and titles, with the codes of 7 and of 8 bits.
+_TERMINAL = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"
+    r"|\x1b[@-Z\\-_]"
+)
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|[0-7]{1,3}|[nrtbfv])")
 _OCTETS = re.compile(r"(?:[%=][0-9a-fA-F]{2})+")
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]{16,}={0,2}")
 _URL_SAFE = str.maketrans("-_", "+/")
 _CONTROLS = dict(zip("nrtbfv", "\n\r\t\b\f\v", strict=True))
-# A line that says how an app did, as a server may show one.
-_APP_LINE = re.compile(r"(?:\b|\\[nrt])(app [^\n\\]{1,500}?: [01])\b", re.IGNORECASE)
+_APP = re.compile(r"app ", re.IGNORECASE)
+_VALUE = re.compile(r": [01]\b")
+_NAME_CHARS = 500
+_LINE_START = re.compile(r"[\n\\]")
+# Of a conversation, those who are not the policy.
+_OTHERS = ("system", "developer", "user", "tool", "function")
+
+
+# Behind a place: the names of its fields, which a tool's schema gives and not a policy's wish.
+KEYS = " (keys)"
 
 
 class Phrase(StrEnum):
@@ -80,19 +99,21 @@ class Writings:
         for phrase, pattern in _SHOWN.items():
             if phrase not in self.shown_phrases and pattern.search(text):
                 self.shown_phrases.add(phrase)
-        for line in _APP_LINE.finditer(text):
+        for start, end in app_spans(text, _APP, _VALUE):
             if self.too_many:
                 return
-            self.shown_lines.add(line[1])
+            line = _LINE_START.split(text[start:end])[-1]
+            if app := _APP.search(line):
+                self.shown_lines.add(line[app.start() :])
 
     def told(self, message: object) -> None:
-        """A message of the conversation: the policy wrote the assistant's."""
+        """A message of the conversation: the policy wrote what nobody else did."""
         fields = cast("dict[str, Any]", message) if isinstance(message, dict) else {}
         for where, text in _texts(message, "conversation"):
-            if fields.get("role") in (None, "assistant"):
-                self.wrote(where, text)
-            else:
+            if fields.get("role") in _OTHERS:
                 self.showed(text)
+            else:
+                self.wrote(where, text)
 
 
 def _texts(value: object, where: str) -> Iterator[tuple[str, str]]:
@@ -106,21 +127,35 @@ def _texts(value: object, where: str) -> Iterator[tuple[str, str]]:
             left.extend((where, item) for item in reversed(cast("list[object]", value)))
         elif isinstance(value, dict):
             fields = cast("dict[str, object]", value)
-            yield from ((where, key) for key in fields)
+            yield from ((f"{where}{KEYS}", key) for key in fields)
             left.extend(
                 (f"{where}.{key}"[:_PLACE_CHARS], item) for key, item in reversed(fields.items())
             )
 
 
-def readings(text: str) -> list[str]:
-    """The text, and what a verifier that decodes it reads; also what was encoded twice."""
+def readings(text: str) -> tuple[list[str], bool]:
+    """The text, and what a verifier that decodes it reads; also what was encoded twice. And whether
+    these are all that there are."""
     found = [text]
     for one in found:
-        for decode in (_unescaped, _without_markup, _octets, _base64):
+        for decode in (_unescaped, _without_markup, _octets, _base64, _without_terminal):
             decoded = decode(one)
-            if decoded and decoded not in found and len(found) < _READINGS:
+            if decoded and decoded not in found:
+                if len(found) == _READINGS:
+                    return found, False
                 found.append(decoded)
-    return found
+    return found, True
+
+
+def app_spans(text: str, app: re.Pattern[str], value: re.Pattern[str]) -> Iterator[tuple[int, int]]:
+    """Where each app's result begins and ends. In one pass: one pattern for the whole would look
+    for a value behind each beginning."""
+    at = 0
+    while (start := app.search(text, at)) and (end := value.search(text, start.end())):
+        at = end.start() - _NAME_CHARS
+        if start.end() >= at:
+            yield start.start(), end.end()
+            at = end.end()
 
 
 def _unescaped(text: str) -> str:
@@ -136,7 +171,21 @@ def _character(escape: re.Match[str]) -> str:
 
 
 def _without_markup(text: str) -> str:
-    return html.unescape(_TAG.sub("", text)) if "<" in text or "&" in text else text
+    """Without the tags and references of HTML and the links of Markdown."""
+    if "](" in text:
+        text = _LINK.sub(r"\1", text)
+    if "<" in text or "&" in text:
+        return html.unescape(_REFERENCE.sub(_reference, _TAG.sub("", text)))
+    return text
+
+
+def _reference(found: re.Match[str]) -> str:
+    return f"&#{found[1]}" if len(found[1]) <= _REFERENCE_DIGITS else "\ufffd"
+
+
+def _without_terminal(text: str) -> str:
+    """Without what makes a terminal change colors and titles."""
+    return _TERMINAL.sub("", text) if "\x1b" in text or "\x9b" in text or "\x9d" in text else text
 
 
 def _octets(text: str) -> str:
