@@ -152,10 +152,11 @@ class Caller:
         try:
             async with _turn(session, until):
                 answer = await self._attempts(call)
+                # A grade waits for its turn, and then knows what was shown.
+                await session.note(answer.parts)
         except TimeoutError:
             answer = _out_of_time(call)
         parts = answer.parts
-        await session.note(parts)
         if session.screen is not None:
             parts = await session.screen.shown_parts(parts)
         sent_at = call.sent_at or _now()

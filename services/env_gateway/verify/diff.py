@@ -8,6 +8,7 @@ rows. Whoever wants every change to be listed asks with `expect_exactly`.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from services.env_gateway.verify.query import exactly
 from services.env_gateway.verify.rules import (
     Change,
     IgnoreConfig,
@@ -129,7 +130,7 @@ class SnapshotDiff:
     def _count(self, which: int, table: str) -> int:
         if table not in self._tables[which]:
             return 0
-        return self._source(which).select(f"SELECT COUNT(*) AS n FROM [{table}]")[0]["n"]
+        return self._source(which).select(f"SELECT COUNT(*) AS n FROM {exactly(table)}")[0]["n"]
 
     def _named(self, specs: Sequence[Spec]) -> Iterator[Change]:
         """Changes of the rows that specifications name, each row once for each way to write it."""
@@ -138,7 +139,9 @@ class SnapshotDiff:
                 continue
             keys = self._primary_key(table)
             values = pk if isinstance(pk, tuple) and len(keys) > 1 else (pk,)
-            where = " AND ".join(f"[{key}] = ?" for key, _ in zip(keys, values, strict=False))
+            where = " AND ".join(
+                f"{exactly(key)} = ?" for key, _ in zip(keys, values, strict=False)
+            )
             args = values[: len(keys)]
             rows = [self._row(i, table, where, args) for i in range(2)]
             if change := self._compare(table, pk, *rows):
@@ -147,7 +150,8 @@ class SnapshotDiff:
     def _row(self, which: int, table: str, where: str, args: Sequence[Any]) -> Row | None:
         if table not in self._tables[which]:
             return None
-        rows = self._source(which).select(f"SELECT * FROM [{table}] WHERE {where} LIMIT 1", args)
+        sql = f"SELECT * FROM {exactly(table)} WHERE {where} LIMIT 1"
+        rows = self._source(which).select(sql, args)
         return next(iter(rows), None)
 
     def _collect(self) -> Iterator[Change]:
@@ -164,7 +168,7 @@ class SnapshotDiff:
         if table not in self._tables[which]:
             return {}
         columns = "rowid, *" if keys == ["rowid"] else "*"
-        rows = self._source(which).select(f"SELECT {columns} FROM [{table}]")
+        rows = self._source(which).select(f"SELECT {columns} FROM {exactly(table)}")
         if len(keys) == 1:
             return {row[keys[0]]: row for row in rows}
         return {tuple(row[key] for key in keys): row for row in rows}
@@ -183,7 +187,7 @@ class SnapshotDiff:
 
     def _primary_key(self, table: str) -> list[str]:
         source = self.after if table in self._tables[1] else self.before
-        columns = source.select(f"PRAGMA table_info([{table}])")
+        columns = source.select(f"PRAGMA table_info({exactly(table)})")
         keys = sorted((column["pk"], column["name"]) for column in columns if column["pk"])
         if keys:
             return [name for _, name in keys]

@@ -157,5 +157,10 @@ def quoted(name: str) -> str:
     return f"[{name}]" if name.isidentifier() else name
 
 
+def exactly(name: str) -> str:
+    """Quote a name of a database, whatever is in it; also an unknown one is no string."""
+    return "`" + name.replace("`", "``") + "`"
+
+
 def _marks(values: Sequence[Any]) -> str:
     return ", ".join("?" * len(values))

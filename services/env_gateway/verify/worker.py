@@ -26,9 +26,12 @@ from services.env_gateway.verify.dialect import (
     verifier_globals,
     without_fleet,
 )
+from services.env_gateway.verify.provisions import sort_in_memory, wake_loops_by_pipes
 
 _STDOUT_CHARS = 2**18
 _END_CHARS = _STDOUT_CHARS // 2
+# As much as the gateway keeps to be shown.
+_SHOWN_CHARS = 2**16
 _RESULT_CHARS = 200
 _INT_BITS = 1024
 _ERROR_CHARS = 4000
@@ -103,9 +106,9 @@ class Databases:
 def _open(content: bytes) -> sqlite3.Connection:
     database = sqlite3.connect(":memory:")
     database.deserialize(content)
+    # A policy that may run SQL can store what is no text, and no grade must fail for it.
+    database.text_factory = lambda stored: stored.decode("utf-8", "surrogateescape")
     database.execute("PRAGMA query_only = 1")
-    # What it sorts would else spill into files, and there are none.
-    database.execute("PRAGMA temp_store = MEMORY")
     database.set_authorizer(
         lambda action, *_: sqlite3.SQLITE_DENY if action in _DENIED else sqlite3.SQLITE_OK
     )
@@ -133,7 +136,7 @@ class Worker:
                 exec(self._code(job["source"]), names)
                 env = Environment(databases.run, self._call)
                 value = names[job["function"]](env, **job["arguments"])
-            return {"result": _result(value), "stdout": printed.getvalue(), "cut": printed.cut}
+            return _done(value, printed)
         except EOFError:
             raise
         except BaseException as error:  # noqa: BLE001
@@ -148,6 +151,8 @@ class Worker:
             if len(self._compiled) >= _COMPILED_KEPT:
                 self._compiled.clear()
             code = compile(without_fleet(source), "<verifier>", "exec")
+            if "asyncio" in source.lower():
+                wake_loops_by_pipes()
             self._compiled[source] = code
         return code
 
@@ -167,6 +172,14 @@ class Worker:
     def _write(self, message: Mapping[str, Any]) -> None:
         self._writer.write(json.dumps(message, default=repr) + "\n")
         self._writer.flush()
+
+
+def _done(value: Any, printed: Bounded) -> dict[str, Any]:
+    """Checks and all that was printed would be too much for one message; beside checks, the gateway
+    reads nothing of it."""
+    result, stdout = _result(value), printed.getvalue()
+    shown = stdout[:_SHOWN_CHARS] if type(result) is dict else stdout
+    return {"result": result, "stdout": shown, "cut": printed.cut}
 
 
 def _result(value: Any) -> Any:
@@ -248,6 +261,7 @@ def main() -> None:
     memory_bytes, cpu_s = (int(arg) for arg in sys.argv[2:4])
     _limit(memory_bytes, cpu_s)
     reader, writer = _take_pipes()
+    sort_in_memory()
     sys.stdin, sys.stdout, sys.stderr = io.StringIO(), Bounded(), Bounded()
     with contextlib.suppress(EOFError, BrokenPipeError):
         Worker(reader, writer).serve()

@@ -1,6 +1,7 @@
 # pyright: basic
 """Programs that do what a verifier may want of Python. Each tells whether it worked."""
 
+import asyncio
 import ctypes
 import datetime
 import decimal
@@ -52,8 +53,6 @@ def every_module_of_the_standard_library(at):
 
 def large_tables(at):
     database = sqlite3.connect(":memory:")
-    # There are no files to which sorting could spill over.
-    database.execute("PRAGMA temp_store = MEMORY")
     numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 50000)"
     database.execute(f"CREATE TABLE t AS {numbers} SELECT i, hex(randomblob(8)) AS text FROM n")
     database.execute("CREATE INDEX by_text ON t (text)")
@@ -69,6 +68,18 @@ def transactions(at):
     other = sqlite3.connect(":memory:")
     database.backup(other)
     return other.execute("SELECT a FROM t").fetchone() == (1,)
+
+
+def event_loops(at):
+    async def waited():
+        ring = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.001, ring.set)
+        signal.signal(signal.SIGALRM, lambda *_: None)
+        asyncio.get_running_loop().call_soon_threadsafe(print, "woken")
+        async with asyncio.timeout(5):
+            return await asyncio.gather(ring.wait(), asyncio.sleep(0.001, True))
+
+    return [asyncio.run(waited()) for _ in range(100)][-1] == [True, True]
 
 
 def dates(at):
