@@ -1,5 +1,6 @@
 """Folders for a while, whose process is killed."""
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,31 @@ def test_a_folder_is_there_for_as_long_as_it_is_used(tmp_path: Path) -> None:
         with scratch() as (other, _):
             assert folder.is_dir() and other != folder
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.timeout(20)
+def test_what_is_no_folder_of_this_user_holds_nobody_up_and_stays(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "file").write_text("mine")
+    link, pipe = (tmp_path / f"flotilla-scratch-{name}" for name in ("link", "pipe"))
+    link.symlink_to(mine)
+    # To open it without O_DIRECTORY would wait for who writes.
+    os.mkfifo(pipe)
+    with scratch():
+        pass
+    assert link.is_symlink() and pipe.is_fifo() and (mine / "file").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make what another owns")
+def test_root_sweeps_no_folder_of_another_user(tmp_path: Path) -> None:
+    theirs = tmp_path / "flotilla-scratch-theirs"
+    theirs.mkdir()
+    (theirs / "file").write_text("theirs")
+    os.chown(theirs, 63_999, 63_999)
+    with scratch():
+        pass
+    assert (theirs / "file").exists()
 
 
 def test_what_a_killed_process_has_left_goes_with_the_next_unless_a_child_works_in_it(

@@ -17,15 +17,16 @@ NEEDED = {
     AARCH64: (63, 64, 57, 221, 260, 93, 94, 56, 278, 115),
 }
 # clone, kill, ptrace, mount, socket, socketpair, bpf, flock, io_setup, io_submit, inotify_init1,
-# prctl, seccomp, memfd_create, timer_create, epoll_create1, eventfd2, splice, setsockopt, sysinfo.
+# prctl, seccomp, memfd_create, timer_create, epoll_create1, eventfd2, splice, setsockopt, sysinfo,
+# mincore, fadvise64, preadv2.
 DENIED = {
     X86_64: (
         *(56, 57, 58, 62, 101, 165, 41, 53, 321, 73, 206, 209, 253, 294, 157, 317, 319),
-        *(222, 291, 290, 275, 54, 99),
+        *(222, 291, 290, 275, 54, 99, 27, 221, 327),
     ),
     AARCH64: (
         *(220, 129, 117, 40, 198, 199, 280, 32, 0, 2, 26, 167, 277, 279),
-        *(107, 20, 19, 76, 208, 179),
+        *(107, 20, 19, 76, 208, 179, 232, 223, 286),
     ),
 }
 MMAP, MADVISE, FUTEX, FCNTL, IOCTL, PIPE, LIMIT = range(7)
@@ -136,6 +137,13 @@ def test_arguments_decide_where_the_call_alone_does_not(
     # Of what is an int to the kernel, the upper half does not count: it must not help here either.
     above = [value | 1 << 32 for value in arguments]
     assert verdict(machine, CHECKED[architecture][call], arguments=above) == expected
+
+
+def test_of_the_options_of_a_thread_it_may_set_where_its_variables_are() -> None:
+    arch_prctl, set_fs, set_gs, no_cpuid = 158, 0x1002, 0x1001, 0x1012
+    assert verdict("x86_64", arch_prctl, arguments=(set_fs,)) == ALLOWED
+    for option in (set_gs, no_cpuid):
+        assert verdict("x86_64", arch_prctl, arguments=(option,)) == denied(errno.EINVAL)
 
 
 def test_only_the_numbers_of_its_own_architecture_count() -> None:

@@ -87,6 +87,18 @@ def test_what_a_killed_process_left_goes_when_the_next_one_begins(tmp_path: Path
             assert not left.exists()
 
 
+def test_a_link_under_the_name_of_a_run_is_neither_followed_nor_counted(tmp_path: Path) -> None:
+    name = shared_name("run", tmp_path)
+    link = SHARED_MEMORY / f"{name}-link"
+    (tmp_path / "file").write_text("mine")
+    link.symlink_to(tmp_path)
+    try:
+        assert remove_folders(name) == []
+        assert link.is_symlink() and (tmp_path / "file").exists()
+    finally:
+        link.unlink()
+
+
 @pytest.mark.skipif(not ROOT, reason="two users are played, which root alone can do")
 def test_names_of_a_stranger_stop_nobody_and_are_left_alone(tmp_path: Path) -> None:
     runs = tmp_path / "runs"

@@ -37,6 +37,18 @@ def slots_of(policy: Policy, dtype: torch.dtype, folder: Path) -> WeightSlots:
     return WeightSlots(policy.named_parameters(), dtype, folder, "run")
 
 
+def test_a_file_that_another_has_made_in_between_is_never_written_to(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, _, _ = make_trainer(model_folder)
+    # As if it came after the predecessor's was removed.
+    monkeypatch.setattr(Path, "unlink", lambda path, **_: path.write_text("theirs"))  # pyright: ignore[reportUnknownLambdaType, reportUnknownMemberType, reportUnknownArgumentType]
+    with pytest.raises(FileExistsError):
+        slots_of(policy, torch.float32, tmp_path)
+    [theirs] = tmp_path.iterdir()
+    assert theirs.read_text() == "theirs"
+
+
 def test_a_publication_is_a_safetensors_file_whose_manifest_tells_the_truth(
     model_folder: Path, tmp_path: Path, dtype: torch.dtype
 ) -> None:
