@@ -12,15 +12,38 @@ ROOT = Path(__file__).parents[1]
 # nothing of ours, of which the gateway reads what it prints, and says it.
 WAISTS = {
     "services/common/text.py": {"print"},
-    "services/common/log.py": {"logging.StreamHandler"},
+    "services/common/log.py": {"logging.StreamHandler", "sys.stderr"},
+    # Flushes; says where a parent is gone; prints where threads stand, but no word of others.
+    "services/common/main.py": {"sys.stdout", "sys.stderr"},
+    "services/common/tied_child.py": {"SystemExit"},
+    "services/common/watchdog.py": {"sys.stderr", "sys.__stderr__"},
+    # Where there is no terminal any more, and nothing is printed.
+    "services/launcher/console/interrupts.py": {"sys.__stdout__", "sys.__stderr__"},
+    # Asks how wide it is; and shows by a Terminal.
+    "services/launcher/console/views.py": {"sys.stdout", "rich.live.Live"},
     "services/launcher/console/terminal.py": {"rich.console.Console"},
     "services/env_gateway/adapters/fleet_openenv/worker.py": {"traceback.print_exc"},
 }
-PRINTERS = {"print", "input", "typer.echo", "typer.secho", "rich.print", "click.echo"}
-WRITERS = {"write", "writelines"}
+# What prints, or makes something that does, by whatever name it is imported, called or handed on.
+PRINTERS = {
+    *("print", "input", "pprint.pprint", "pprint.pp"),
+    *(
+        f"{of}.{each}"
+        for of in ("typer", "click")
+        for each in ("echo", "secho", "prompt", "confirm")
+    ),
+    *(f"rich.{each}" for each in ("print", "print_json", "get_console", "inspect")),
+    *("rich.console.Console", "rich.progress.track", "rich.pretty.pprint", "rich.pretty.install"),
+    *("rich.prompt.Prompt", "rich.prompt.Confirm", "rich.logging.RichHandler"),
+    *("rich.traceback.install", "rich.live.Live", "rich.progress.Progress", "rich.status.Status"),
+    *("logging.StreamHandler", "logging.basicConfig", "logging.lastResort", "logging.FileHandler"),
+    *("structlog.PrintLogger", "structlog.PrintLoggerFactory", "structlog.WriteLoggerFactory"),
+    *("structlog.dev.ConsoleRenderer", "tqdm.tqdm", "tqdm.auto.tqdm", "getpass.getpass"),
+    *("traceback.print_exc", "traceback.print_exception", "traceback.print_stack"),
+}
 STREAMS = {"sys.stdout", "sys.stderr", "sys.__stdout__", "sys.__stderr__"}
-MAKERS = {"rich.console.Console", "logging.StreamHandler", "logging.basicConfig"}
-FAULTS = {"traceback.print_exc", "traceback.print_exception", "traceback.print_stack"}
+# What may be asked of a stream; everything else, and a stream that is handed on, may write.
+ASKED = {"isatty", "flush", "fileno", "encoding"}
 
 
 def names_of(tree: ast.Module) -> dict[str, str]:
@@ -40,23 +63,51 @@ def dotted(node: ast.expr, names: dict[str, str]) -> str:
     return names.get(node.id, node.id) if isinstance(node, ast.Name) else "?"
 
 
+def parents_of(tree: ast.Module) -> dict[ast.AST, ast.AST]:
+    return {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+
+
 def printers_in(source: str) -> Iterator[tuple[int, str]]:
-    """Lines that print by other means than the two, and by which."""
+    """Lines that print by other means than the two, or could, and by which."""
     tree = ast.parse(source)
-    names = names_of(tree)
+    names, parents = names_of(tree), parents_of(tree)
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        called = dotted(node.func, names)
-        stream, _, method = called.rpartition(".")
-        buffer = stream.removesuffix(".buffer") in STREAMS and method in WRITERS
-        to_terminal = called == "os.write" and ast.unparse(node.args[0]) in ("1", "2")
-        if called in PRINTERS | MAKERS | FAULTS or buffer or to_terminal:
+        if isinstance(node, ast.Call) and (called := _called(node, names)):
             yield node.lineno, called
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef):
-            bases = [dotted(base, names) for base in node.bases]
-            yield from ((node.lineno, base) for base in bases if base in MAKERS)
+        if not isinstance(node, ast.Name | ast.Attribute) or not isinstance(node.ctx, ast.Load):
+            continue
+        mentioned = dotted(node, names)
+        if mentioned in PRINTERS and not _is_annotation(node, parents):
+            yield node.lineno, mentioned
+        if mentioned in STREAMS and not _is_asked(parents[node], parents, names):
+            yield node.lineno, mentioned
+
+
+def _called(node: ast.Call, names: dict[str, str]) -> str:
+    """A call that prints by what it is given."""
+    called = dotted(node.func, names)
+    first = ast.unparse(node.args[0]) if node.args else ""
+    to_terminal = called in ("os.write", "os.fdopen", "open") and first in ("1", "2", "'/dev/tty'")
+    # An exit with words prints them.
+    words = node.args and isinstance(node.args[0], ast.JoinedStr | ast.Constant) and "'" in first
+    ends = called in ("sys.exit", "SystemExit", "exit", "quit")
+    return called if to_terminal or (ends and words) else ""
+
+
+def _is_annotation(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
+    while not isinstance(node, ast.stmt):
+        parent = parents[node]
+        if getattr(parent, "annotation", None) is node or getattr(parent, "returns", None) is node:
+            return True
+        node = parent
+    return False
+
+
+def _is_asked(user: ast.AST, parents: dict[ast.AST, ast.AST], names: dict[str, str]) -> bool:
+    """Whether a stream is asked something, or given to `say`."""
+    if isinstance(user, ast.keyword) and isinstance(call := parents[user], ast.Call):
+        return dotted(call.func, names) == "services.common.text.say"
+    return isinstance(user, ast.Attribute) and user.attr in ASKED
 
 
 @pytest.mark.parametrize(
@@ -73,6 +124,17 @@ def printers_in(source: str) -> Iterator[tuple[int, str]]:
         "import os\nos.write(1, x)",
         "import traceback\ntraceback.print_exc()",
         "import logging\nlogging.StreamHandler()",
+        "for each in map(print, x): ...",
+        "import sys\nout = sys.stdout\nout.write(x)",
+        "import json, sys\njson.dump(x, sys.stdout)",
+        "import sys\nsys.exit(f'{x}')",
+        "raise SystemExit('x')",
+        "import rich\nrich.get_console().print(x)",
+        "from rich.progress import track\nfor each in track(x): ...",
+        "from pprint import pprint\npprint(x)",
+        "import os\nos.fdopen(2, 'w').write(x)",
+        "open('/dev/tty', 'w').write(x)",
+        "import structlog\nstructlog.PrintLoggerFactory()",
     ],
 )
 def test_a_printer_is_found_by_whatever_name(source: str) -> None:

@@ -2,9 +2,9 @@
 
 A learner and a gateway, each in a process of its own, are asked for their status, first in quiet
 and then while a further process holds 2,500 idle connections, 1,000 calls with the token that say
-nothing, 2,500 watches that nobody reads, and 200 submissions that are never finished. It ends by
-itself, and goes to 127.0.0.1 alone. The last line is one JSON object; for `learner` and
-`env_gateway`:
+nothing, 2,500 watches that nobody reads, 200 submissions that are never finished, and 400 calls
+without a token of whose message the end is missing. It ends by itself, and goes to 127.0.0.1 alone.
+The last line is one JSON object; for `learner` and `env_gateway`:
 
 - `quiet_p50_ms`, `quiet_p99_ms`, `p50_ms`, `p99_ms`: what GetStatus takes, in quiet and under load.
 - `p99_ratio`: how many times longer.

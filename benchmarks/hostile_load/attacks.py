@@ -12,6 +12,7 @@ import resource
 import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
 import grpc
@@ -21,12 +22,18 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from flotilla.env_gateway.v1 import episode_service_pb2 as episodes_pb
 from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
 from flotilla.learner.v1 import group_service_pb2 as groups_pb
+from flotilla.learner.v1 import policy_service_pb2 as policies_pb
 from flotilla.learner.v1 import trajectory_pb2
 from flotilla.learner.v1.group_service_pb2_grpc import GroupServiceStub
+from flotilla.learner.v1.policy_service_pb2_grpc import PolicyServiceStub
 from services.common import rpc
-from tests.learner.support import TOKEN, FakeWorker
+from services.common.host import host_digest
+from tests.common.half_sent import half_sent
+from tests.learner.support import TOKEN, TOKENIZER, FakeWorker
 
 CONNECTIONS, HALF_OPEN, WATCHES, SUBMISSIONS = 2500, 1000, 2500, 200
+# Calls without a token, of whose message the end is missing.
+HALF_SENT = 400
 PER_CHANNEL = 100
 HOLD_S = 120.0
 CHUNK_BYTES = 2**20 - 2**10
@@ -63,6 +70,7 @@ class Strangers:
         self._address = address
         self._scale = scale
         self._channels: list[grpc.aio.Channel] = []
+        self._open = AsyncExitStack()
         self.held: Held = []
 
     def count(self, of: int) -> int:
@@ -73,22 +81,28 @@ class Strangers:
             idle_connections, self._address, self.count(CONNECTIONS)
         )
         self.held += connections
+        # Before others attach, of whom there may be only so many.
+        sent = await self._sent(self.count(SUBMISSIONS))
         half_open = [self._half_open(channel) for channel in self._over(self.count(HALF_OPEN))]
-        watches = [self._watch(channel) for channel in self._over(self.count(WATCHES))]
+        channels = self._over(self.count(WATCHES))
+        watches = [self._watch(channel, number) for number, channel in enumerate(channels)]
         self.held += half_open + watches
-        submissions = await self._submissions(self.count(SUBMISSIONS))
+        submissions = self._submissions(sent)
         calls = {"half_open": half_open, "watches": watches, "submissions": submissions}
+        half_sent = await self._half_sent(self.count(HALF_SENT))
         before: dict[str, int] = {}
         # Refusals need a moment.
         for _ in range(20):
             await asyncio.sleep(1.0)
             held = {name: sum(not call.done() for call in made) for name, made in calls.items()}
+            held["half_sent"] = sum(not answered.is_set() for answered in half_sent)
             if held == before:
                 break
             before = held
         return {"connections": len(connections), **before}
 
     async def end(self) -> None:
+        await self._open.aclose()
         for channel in self._channels:
             await channel.close()
         for held in self.held:
@@ -104,6 +118,20 @@ class Strangers:
         self._channels += channels
         return [channels[n // PER_CHANNEL] for n in range(calls)]
 
+    async def _half_sent(self, count: int) -> list[asyncio.Event]:
+        """Events that are set when a call is answered."""
+        name = {
+            "learner": "learner.v1.GroupService",
+            "env_gateway": "env_gateway.v1.EpisodeService",
+        }
+        answered: list[asyncio.Event] = []
+        for _ in range(-(-count // PER_CHANNEL)):
+            connection = await self._open.enter_async_context(half_sent(self._address))
+            calls = min(PER_CHANNEL, count - len(answered))
+            numbers = [connection.call(f"/flotilla.{name}Service/GetStatus") for _ in range(calls)]
+            answered += [connection.answered[number] for number in numbers]
+        return answered
+
     def _half_open(self, channel: grpc.aio.Channel) -> Any:
         return self._submit(channel)(silence())
 
@@ -115,19 +143,30 @@ class Strangers:
         stub = EpisodeServiceStub(channel)
         return stub.Grade
 
-    def _watch(self, channel: grpc.aio.Channel) -> Any:
-        """A watch that nobody reads; half of those of the gateway need no token."""
+    def _watch(self, channel: grpc.aio.Channel, number: int) -> Any:
+        """A watch that nobody reads; half of them need no token."""
         health: Any = health_pb2_grpc.HealthStub(channel)
-        if self._service == "env_gateway" and len(self.held) % 2:
+        if number % 2:
+            return health.Watch(health_pb2.HealthCheckRequest())
+        if self._service == "env_gateway":
             return EpisodeServiceStub(channel).WatchCapacity(episodes_pb.WatchCapacityRequest())
-        return health.Watch(health_pb2.HealthCheckRequest())
+        request = policies_pb.AttachRequest(
+            worker_id=f"hostile-{number}",
+            incarnation="0",
+            device_count=1,
+            transports=[policies_pb.TRANSPORT_SHM],
+            host_digest=host_digest(),
+            tokenizer_digest=TOKENIZER,
+        )
+        return PolicyServiceStub(channel).Attach(request)
 
-    async def _submissions(self, count: int) -> list[Any]:
-        channels = self._over(count)
+    async def _sent(self, count: int) -> list[AsyncIterator[Any]]:
         if self._service == "learner":
-            sent = [unfinished_trajectory(header) for header in await self._headers(count)]
-        else:
-            sent = [unfinished_grade() for _ in channels]
+            return [unfinished_trajectory(header) for header in await self._headers(count)]
+        return [unfinished_grade() for _ in range(count)]
+
+    def _submissions(self, sent: Sequence[AsyncIterator[Any]]) -> list[Any]:
+        channels = self._over(len(sent))
         calls = [
             self._submit(channel)(parts) for channel, parts in zip(channels, sent, strict=True)
         ]

@@ -37,7 +37,7 @@ from services.common.metrics import rpc_observer
 Context = grpc.aio.ServicerContext[Any, Any]
 _Code = grpc.StatusCode
 # More watch a service than there are of any of its peers.
-MOST_STREAMS = 1024
+MOST_STREAMS = 512
 _PUSHBACK_HEADER = "grpc-retry-pushback-ms"
 _log = get_logger(__name__)
 

@@ -14,32 +14,47 @@ from typing import Any, TextIO
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.")
 # Marks and overrides of the direction of text.
 _DIRECTIONS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+# Ends of lines to whoever reads a log by Unicode's lines.
+_LINE_ENDS = (0x2028, 0x2029)
+# Characters without any look, in which whole sentences can stand unseen: zero width, tags and the
+# variation selectors that no script needs. Joiners, and the selectors of emoji, are part of text.
+_UNSEEN = (
+    *(0x00AD, 0x034F, 0x115F, 0x1160, 0x180E, 0x200B, 0x3164, 0xFEFF, 0xFFA0),
+    *range(0x2060, 0x2066),
+    *range(0x206A, 0x2070),
+    *range(0xFFF9, 0xFFFC),
+    *range(0xE0000, 0xE1000),
+)
 _SURROGATES = range(0xD800, 0xE000)
 _LAYOUT = ("\n", "\t")
 # One character for one: C0 and DEL as their pictures, all others as a replacement character.
 _SHOWN: Mapping[int, int] = {
     **{code: 0x2400 + code for code in range(0x20)},
     0x7F: 0x2421,
-    **dict.fromkeys((*range(0x80, 0xA0), *_DIRECTIONS, *_SURROGATES), 0xFFFD),
+    **dict.fromkeys(
+        (*range(0x80, 0xA0), *_DIRECTIONS, *_LINE_ENDS, *_UNSEEN, *_SURROGATES), 0xFFFD
+    ),
 }
 _SHOWN_IN_LINES = {code: to for code, to in _SHOWN.items() if chr(code) not in _LAYOUT}
-_ACTING = re.compile(
-    "[\x7f-\x9f" + "".join(map(chr, _DIRECTIONS)) + f"{chr(0xD800)}-{chr(0xDFFF)}]"
-)
+# Of those that JSON does not escape by itself.
+_ACTING = re.compile("[" + re.escape("".join(chr(code) for code in _SHOWN if code >= 0x7F)) + "]")
 
 
 def visible(text: str, *, lines: bool = True) -> str:
     """`text` with a visible character in the place of each that a terminal would act on. With
     `lines`, new lines and tabs stay."""
-    return text if text.isprintable() else text.translate(_SHOWN_IN_LINES if lines else _SHOWN)
+    # Not `isprintable` alone: variation selectors are.
+    if text.isascii() and text.isprintable():
+        return text
+    return text.translate(_SHOWN_IN_LINES if lines else _SHOWN)
 
 
 def json_line(value: Any, *, default: Callable[[Any], Any] | None = None) -> str:
     """`value` as JSON on one line, in which whatever a terminal would act on is escaped."""
     text = json.dumps(value, ensure_ascii=False, default=default)
-    if text.isprintable():
+    if text.isascii() and text.isprintable():
         return text
-    return _ACTING.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return _ACTING.sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 
 def say(text: str = "", *, end: str = "\n", file: TextIO | None = None) -> None:

@@ -46,6 +46,9 @@ def test_the_first_line_is_the_first_that_says_anything() -> None:
         ("\x7f\x9b2J\x85", "␡�2J�"),
         ("\u202eevil\u2066\u200f\u061c", "�evil���"),
         ("\ud800half", "�half"),
+        ("unseen\U000e0041\U000e0100\u200b\ufeff\u2060\u00ad", "unseen������"),
+        ("\u2028two\u2029", "�two�"),
+        ("❤️ क्‍ष", "❤️ क्‍ष"),
         ("žluťoučký 日本 👩‍🚀", "žluťoučký 日本 👩‍🚀"),
     ],
 )
@@ -59,6 +62,13 @@ def test_json_is_the_same_value_and_one_harmless_line() -> None:
     assert_harmless(line)
     assert "\n" not in line and "日本" in line
     assert json.loads(line) == {SURROGATES: ["\n\t", SURROGATES, "日本"]}
+
+
+def test_a_line_of_json_is_one_to_whoever_splits_it() -> None:
+    text = "a\u2028b\x85c\U000e0041d"
+    line = json_line(text)
+    assert line.splitlines() == [line] and "\U000e0041" not in line
+    assert json.loads(line) == text
 
 
 def test_what_is_said_of_half_a_character_can_be_written() -> None:

@@ -163,6 +163,9 @@ def test_logs_for_people_and_for_programs(capsys: pytest.CaptureFixture[str]) ->
     assert_harmless(printed)
     assert json.loads(printed.splitlines()[0]) == {"source": "rollout-0", **event}
     assert json.loads(printed.splitlines()[1])["event"] == SURROGATES
+    # A line cannot say that it stands in another log.
+    LogPrinter(as_json=True).line("rollout-0", '{"event": "x", "source": "learner-0"}')
+    assert json.loads(capsys.readouterr().out)["source"] == "rollout-0"
 
 
 def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,8 @@ class LogPrinter:
         event = _event(text)
         if self._as_json:
             told = {"source": source, **(event or {"event": text})}
+            # The log that it stands in, whatever the line says.
+            told["source"] = source
             say_json(told)
             return
         shown = text if event is None else readable(event)

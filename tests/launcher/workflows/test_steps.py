@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import AsyncGenerator, Mapping
@@ -72,6 +73,24 @@ def _toml(table: Mapping[str, Any], prefix: str = "") -> str:
         if isinstance(value, dict):
             lines += [f"[{prefix}{key}]", _toml(value, f"{prefix}{key}.")]
     return "\n".join(lines)
+
+
+def test_nothing_that_a_run_prints_is_a_command_to_github(tmp_path: Path) -> None:
+    folder = checkout(tmp_path / "repository", flotilla="echo ::add-mask::0")
+    words: set[str] = set()
+    for _ in range(2):
+        done = subprocess.run(
+            (folder / ".ci/submit",),
+            env={**os.environ, **FORM, "REQUEST_ID": REQUEST, "GITHUB_ACTIONS": "true"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        stopped, printed = done.stdout.splitlines()
+        assert printed == "::add-mask::0"
+        assert re.fullmatch("::stop-commands::[0-9a-f]{32}", stopped)
+        words.add(stopped)
+    assert len(words) == 2, "whoever can guess the word can have GitHub listen again"
 
 
 @asynccontextmanager
