@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import time
+import tracemalloc
 from contextlib import suppress
 from typing import Any
 
@@ -179,3 +180,13 @@ async def test_a_long_text_is_parsed_while_the_event_loop_goes_on(name: str) -> 
     await asyncio.sleep(0.01)
     ticking.cancel()
     assert longest_s < 0.1
+
+
+def test_quotation_marks_alone_take_no_memory() -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(TooLargeError, match="more than 65536 values"):
+            parse_json(b"[" * 101 + b'"' * 2**22, LIMITS)
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()

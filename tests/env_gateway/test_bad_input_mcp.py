@@ -5,6 +5,7 @@ import json
 import time
 import zlib
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.env_gateway import codec
+from services.env_gateway.adapters import http_client
+from services.env_gateway.adapters.http_client import ANSWERS, HttpError
 from services.env_gateway.adapters.mcp import wire as mcp_wire
 from services.env_gateway.ports import BackendError, Media, Text
 from services.env_gateway.session import Answer, MediaStore, Outcome
@@ -178,3 +181,32 @@ def test_an_image_that_is_none_is_passed_on_as_what_came() -> None:
     )
     assert none == Text("(a part of type image/png that is not base64)")
     assert isinstance(lies, Media) and (lies.data, lies.width) == (b"lies", 0)
+
+
+async def test_of_an_error_without_an_end_only_the_beginning_is_read() -> None:
+    async def failing_for_ever(request: web.Request, _: Any) -> web.StreamResponse:
+        answer = web.StreamResponse(status=500)
+        await answer.prepare(request)
+        for _ in range(2000):
+            await answer.write(b"x" * 2**16)
+            await asyncio.sleep(0.001)
+        return answer
+
+    async with session_with(failing_for_ever) as (session, _):
+        with pytest.raises(HttpError) as caught:
+            await session.request("tools/list", {}, 1.0)
+    assert (caught.value.status, len(caught.value.body)) == (500, 4000)
+
+
+async def test_lines_of_a_stream_let_others_in_between() -> None:
+    async def at_once() -> AsyncIterator[bytes]:
+        yield b"\n" * 2**17
+
+    inside: Any = http_client
+    answer = SimpleNamespace(content=SimpleNamespace(iter_any=at_once))
+    reading = asyncio.create_task(inside._read_sse(answer, 1, ANSWERS))
+    turns = 0
+    while not reading.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 200 and isinstance(reading.exception(), BackendError)

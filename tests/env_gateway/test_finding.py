@@ -1,7 +1,9 @@
 """Which function of a source is the verifier is found without holding the gateway."""
 
 import asyncio
+import subprocess
 import time
+from typing import Any
 
 import pytest
 
@@ -59,3 +61,21 @@ async def test_a_decorator_of_any_depth_is_only_named() -> None:
 def test_a_task_with_a_longer_verifier_is_refused() -> None:
     with pytest.raises(TaskError, match="verifier_func has 300000 bytes, more than 262144"):
         parse_task(task_json(verifier_func="#" * 300_000))
+
+
+async def test_what_was_found_is_forgotten_some_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finding, "_KEPT", 2)
+    finder: Any = Finder()
+    for number in range(5):
+        await finder.find(f"{VERIFIER}# {number}")
+    assert len(finder._known) == 2
+
+
+def test_the_process_that_parses_has_bounds_of_its_own() -> None:
+    told = "; import resource as r; print(*map(r.getrlimit, (r.RLIMIT_AS, r.RLIMIT_CPU)))"
+    inside: Any = finding
+    *command, program, root = inside._COMMAND
+    ran = subprocess.run(
+        [*command, program + told, root], input=VERIFIER, text=True, capture_output=True, check=True
+    )
+    assert ran.stdout.splitlines()[-1] == f"({2**30}, {2**30}) (5, 5)"

@@ -16,12 +16,14 @@ import psutil
 import pytest
 
 from services.common.errors import ConfigError
+from services.common.parsing import Limits
 from services.env_gateway.adapters.fleet_openenv.backend import (
     FleetOpenEnvBackend,
     FleetOpenEnvInstance,
     build,
 )
 from services.env_gateway.adapters.fleet_openenv.codec import parts_of
+from services.env_gateway.adapters.fleet_openenv.process import WorkerProcess
 from services.env_gateway.backend_config import FleetOpenEnvConfig
 from services.env_gateway.ports import (
     BackendError,
@@ -306,3 +308,14 @@ async def test_an_interpreter_without_the_forks_needs_is_said_so(
 )
 def test_a_result_is_taken_apart_again(result: Any, parts: list[Text]) -> None:
     assert list(parts_of(result)) == parts
+
+
+@pytest.mark.parametrize("line", ["[" * 200 + "]" * 200, "[" + "0," * 2**12 + "0]", "{"])
+async def test_an_answer_that_is_too_much_ends_the_process(line: str) -> None:
+    limits = Limits(bytes=2**16, values=2**10)
+    worker = await WorkerProcess.start(("echo", line), {}, limits)
+    with pytest.raises(BackendError, match="answer cannot be read") as caught:
+        await worker.read(timeout_s=10.0)
+    assert (caught.value.kind, caught.value.lost) == ("protocol", True)
+    with pytest.raises(BackendError, match="was ended"):
+        await worker.ask({}, timeout_s=1.0)

@@ -31,6 +31,8 @@ from tests.env_gateway.grading_gateway import grading_gateway
 from tests.env_gateway.http_server import serving_app
 from tests.env_gateway.support import open_spec, opened
 
+# Barriers that stand behind each other are looked at one by one.
+INSIDE: Any = dump
 STATE = State(("shop", "v1"), "v1", ("shop", "v1", "data"))
 ITEMS = ("items", "CREATE TABLE items (id INTEGER PRIMARY KEY, name TEXT)")
 FOREVER = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT 20000000)"
@@ -153,6 +155,97 @@ async def test_only_the_tables_that_are_named_can_be_created(sql: str) -> None:
     assert await copy_of([ITEMS, ("items", sql)]) is None
 
 
+REFUSED = [
+    "ATTACH ':memory:' AS other",
+    "SELECT 1",
+    "PRAGMA writable_schema = ON",
+    "PRAGMA temp_store_directory = '/tmp'",
+    "INSERT INTO items VALUES (1, 'a')",
+    "UPDATE items SET name = 'b'",
+    "CREATE TEMP TABLE t (a)",
+    "CREATE VIEW t AS SELECT 1",
+    "CREATE TRIGGER t AFTER INSERT ON items BEGIN DELETE FROM items; END",
+    "DROP TABLE items",
+]
+
+
+@pytest.mark.parametrize("sql", REFUSED)
+def test_the_authorizer_refuses_whatever_is_no_table_by_itself(
+    sql: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dump, "_LIMITS", {})
+    refused = pytest.raises(dump.RefusedError, match="not authorized")
+    with refused, INSIDE._database() as copy:
+        copy.execute(ITEMS[1])
+        copy.execute(sql)
+
+
+def test_tables_are_declared_in_no_other_database() -> None:
+    for action in (sqlite3.SQLITE_CREATE_TABLE, sqlite3.SQLITE_READ):
+        assert INSIDE._may_declare(action, "t", None, "main") == sqlite3.SQLITE_OK
+        assert INSIDE._may_declare(action, "t", None, "other") == sqlite3.SQLITE_DENY
+    for action in (sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE):
+        assert INSIDE._may_declare(action, "sqlite_master", None, "main") == sqlite3.SQLITE_OK
+        assert INSIDE._may_declare(action, "t", None, "main") == sqlite3.SQLITE_DENY
+
+
+@pytest.mark.parametrize("sql", [*REFUSED[:4], *REFUSED[5:], "DELETE FROM items", ITEMS[1]])
+def test_while_rows_are_taken_nothing_else_is_done(
+    sql: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dump, "_LIMITS", {})
+    monkeypatch.setattr(dump, "_fill", lambda copy, *_: copy.execute(sql))
+    with pytest.raises(dump.RefusedError, match="not authorized"):
+        dump.rebuild(dump.parse_schema([ITEMS]), [["", *ITEMS]])
+
+
+@pytest.mark.parametrize(
+    ("sql", "why"),
+    [
+        ("ATTACH ':memory:' AS other", "too many attached databases"),
+        ("SELECT hex(zeroblob(400000000))", "too big"),
+        ("SELECT 1" + "+1" * 500, "maximum depth 100"),
+        (f"{FOREVER} SELECT max(x) FROM c", "interrupted"),
+    ],
+)
+def test_sqlites_own_limits_hold_by_themselves(
+    sql: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dump, "_may_declare", lambda *_: sqlite3.SQLITE_OK)
+    monkeypatch.setattr(dump, "_CPU_S", 0.05)
+    with pytest.raises(dump.RefusedError, match=why), INSIDE._database() as copy:
+        copy.execute(sql).fetchall()
+
+
+def test_a_copy_is_in_memory_and_trusts_no_schema() -> None:
+    with INSIDE._database() as copy:
+        copy.set_authorizer(None)
+        assert copy.execute("PRAGMA journal_mode").fetchone() == ("memory",)
+        assert copy.execute("PRAGMA trusted_schema").fetchone() == (0,)
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ([("t", "CREATE TABLE t (a, b GENERATED ALWAYS AS (upper(a)))")], "generated columns"),
+        ([(f"t{n}", f"CREATE TABLE t{n} (a)") for n in range(500)], "more than 499 tables"),
+        ([("sqlite_master", "INSERT INTO sqlite_master VALUES (1)")], "not|may"),
+        ([ITEMS, ITEMS], "exists"),
+    ],
+)
+def test_a_schema_is_refused_for_what_it_is(schema: list[tuple[str, str]], why: str) -> None:
+    with pytest.raises(dump.RefusedError, match=why):
+        dump.parse_schema(schema)
+
+
+def test_the_statement_that_reads_all_tables_is_bounded() -> None:
+    columns = ",".join(f"c{n}" for n in range(1999))
+    wide = [(f"t{n}", f"CREATE TABLE t{n} ({columns})") for n in range(70)]
+    assert len(dump.dump_sql(dump.parse_schema(wide[:20]))) < 2**20
+    with pytest.raises(dump.RefusedError, match="more than 1048576 characters of SQL"):
+        dump.dump_sql(dump.parse_schema(wide))
+
+
 async def test_too_many_rows_tables_or_bytes_are_not_copied() -> None:
     many = [["items", n, ""] for n in range(dump.MAX_ROWS + 1)]
     assert await copy_of([ITEMS], many) is None
@@ -183,7 +276,7 @@ async def test_seeds_that_are_kept_are_bounded_in_bytes_and_schemas_in_number() 
             rows.clear()
         state = State(("shop", str(number)), "", ("shop", str(number)))
         assert await snapshots.get("seed", state, ask) is not None
-    assert snapshots.kept_bytes <= 64 * 2**20
+        assert snapshots.kept_bytes <= 64 * 2**20
     assert snapshots.kept_schemas <= 128
 
 

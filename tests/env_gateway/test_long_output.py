@@ -1,12 +1,16 @@
 """What verifiers print, however much and of whatever kind, is read in time and to its end."""
 
+import json
 import time
 
 import pytest
 
+from services.env_gateway.authorship import authorship_of
 from services.env_gateway.grading import Reason, judge
-from services.env_gateway.ports import Execution
+from services.env_gateway.ports import Execution, Submission
+from services.env_gateway.tasks import Task
 from services.env_gateway.verify.worker import Bounded
+from services.env_gateway.writings import Phrase, Writings
 from tests.env_gateway.support import printed_checks
 
 OPENED = ">>> ERROR_ACCUMULATOR >>>\n"
@@ -63,3 +67,27 @@ def test_one_long_text_is_kept_at_both_ends() -> None:
     assert printed.write("a" * 2**20 + "b" * 2**20) == 2**21
     kept = printed.getvalue()
     assert kept.startswith("aaa") and kept.endswith("bbb") and len(kept) < 2**18 + 100
+
+
+def test_of_a_longer_output_only_the_end_is_searched_for_checks() -> None:
+    checks = f"{OPENED}['a']\n<<< ERROR_ACCUMULATOR <<<\n"
+    assert judge(Execution(result=0, stdout=checks), attempts=1).checks_failed == ("a",)
+    for stdout, failed in ((checks + "x" * 2**19, ()), ("x" * 2**19 + "\n" + checks, ("a",))):
+        grade = judge(Execution(result=0, stdout=stdout), attempts=1)
+        assert (grade.checks_failed, grade.partial_reward) == (failed, None)
+
+
+@pytest.mark.parametrize("items", [["x"] * 4097, ["x" * 2**15]])
+def test_a_list_that_takes_long_to_parse_is_read_by_its_lines(items: list[str]) -> None:
+    stdout = f"{OPENED}{items}\n<<< ERROR_ACCUMULATOR <<<\n"
+    grade = judge(Execution(result=0, stdout=stdout), attempts=1)
+    assert grade.checks_failed == (str(items)[:500],)
+    assert grade.partial_reward is None
+
+
+def test_of_a_conversation_that_is_too_long_every_word_is_the_policys() -> None:
+    task = Task(key="t", prompt="p", env_key="e")
+    for messages, too_many in ((10, False), (2**17, True)):
+        told = json.dumps([{"role": "tool"}] * messages)
+        found = authorship_of(Writings(), Submission(task, None, told))
+        assert found.explains(Phrase.FAILED) is too_many

@@ -13,6 +13,7 @@ import pytest
 
 from services.common.large_values import aside_of, dump_json_aside, size_of
 from services.common.parsing import ASIDE_BYTES
+from services.env_gateway import verdicts
 from services.env_gateway.adapters import database_dump as dump
 from services.env_gateway.adapters.embedded.backend import EmbeddedInstance
 from services.env_gateway.adapters.fleet.screen import first_picture
@@ -21,6 +22,7 @@ from services.env_gateway.adapters.fleet_openenv.backend import FleetOpenEnvInst
 from services.env_gateway.adapters.mcp.client import McpSession
 from services.env_gateway.adapters.mcp.stdio import StdioInstance
 from services.env_gateway.adapters.openenv.backend import OpenEnvInstance
+from services.env_gateway.authorship import NOBODY
 from services.env_gateway.backend_config import OpenEnvConfig
 from services.env_gateway.computer import Screen, media, unscaled
 from services.env_gateway.config import ScreenConfig
@@ -29,8 +31,10 @@ from services.env_gateway.service import conversation_of
 from services.env_gateway.session import MediaStore
 from services.env_gateway.tasks import Task
 from services.env_gateway.verify.process import WorkerProcess
+from services.env_gateway.verify.protocol import Budget
 
 MOST_S = 0.01
+VERDICTS: Any = verdicts
 MIB = 2**20
 PICTURE = base64.b64encode(b"\x89PNG" + b"p" * (11 * MIB)).decode()
 SHOWN = json.dumps({"base64_image": PICTURE})
@@ -82,6 +86,12 @@ def sandbox() -> Any:
     return WorkerProcess(SimpleNamespace(stdin=pipe, stdout=pipe))  # pyright: ignore[reportArgumentType]
 
 
+def hearing(line: bytes) -> Any:
+    worker = sandbox()
+    worker._stdout = SimpleNamespace(readline=answering(line))
+    return worker
+
+
 def copied() -> Awaitable[bytes | None]:
     made = ["items", "CREATE TABLE items (id INTEGER PRIMARY KEY, name TEXT)"]
     rows = [["", *made], *([["items", n, "x" * 700] for n in range(19_000)])]
@@ -100,6 +110,8 @@ FUNCTIONS = [{"function": tool | {"parameters": tool["inputSchema"]}} for tool i
 IMAGE = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PICTURE}"}}]
 GRADED = {"reward": 1.0, "returned": 1.0, "stdout": "", "verifier_error": None}
 ROWS = {"columns": ["a"], "rows": [[1, 2]] * 100_000}
+DONE = json.dumps({"done": {"stdout": "\n" * (2 * MIB - 99)}}).encode()
+PRINTED = "App x: 0 \n" * MIB
 TRANSCRIPT = b'{"role": "user"}\n' * 900_000
 WORK: dict[str, Callable[[], Awaitable[Any]]] = {
     "a picture over MCP": lambda: mcp(CONTENT).call_tool("look", {}, 9.0),
@@ -128,9 +140,11 @@ WORK: dict[str, Callable[[], Awaitable[Any]]] = {
     ).snapshot("current", timeout_s=9.0),
     "a copy of a database": copied,
     "a copy for a verifier": lambda: sandbox()._send(PICTURE),
+    "a line of a sandbox": lambda: hearing(DONE)._receive(Budget()),
+    "what was printed": lambda: VERDICTS._judged(Execution(result=0, stdout=PRINTED), 1, NOBODY),
     "rows for a verifier": lambda: sandbox()._send(ROWS),
     "Fleet's first picture": lambda: first_picture(CallResult((Text(SHOWN),)), in_browser=False),
-    "positions in a text": lambda: SCREEN.shown_parts([Text("X=1,Y=1 " * (2 * MIB))]),
+    "positions in a text": lambda: SCREEN.shown_parts([Text("X=1,Y=1 " * (MIB // 4))]),
     "a text that is kept": lambda: MediaStore(MIB).keep((Text("é" * (8 * MIB)),)),
     "a transcript": lambda: conversation_of(bytearray(TRANSCRIPT)),
     "a request": lambda: dump_json_aside(MANY),

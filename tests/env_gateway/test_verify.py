@@ -27,7 +27,7 @@ from services.env_gateway.verify.dialect import (
     without_fleet,
 )
 from services.env_gateway.verify.pool import VerifierPool
-from services.env_gateway.verify.protocol import ProtocolError, parse
+from services.env_gateway.verify.protocol import Budget, ProtocolError, parse
 from services.env_gateway.verify.rules import IgnoreConfig
 from services.env_gateway.verify.shape import find_verifier
 
@@ -353,3 +353,14 @@ def test_a_line_that_would_build_too_much_is_refused_unbuilt(line: bytes) -> Non
     with pytest.raises(ProtocolError, match=r"too much at once: it (holds more|is nested)"):
         parse(line)
     assert time.process_time() - began < 0.2
+
+
+def test_a_sandbox_says_only_so_much_and_asks_only_so_often() -> None:
+    budget = Budget()
+    with pytest.raises(ProtocolError, match="more than 16777216 bytes"):
+        for _ in range(5):
+            budget.spend(b"x" * 2**22)
+    budget = Budget()
+    with pytest.raises(ProtocolError, match="asked more than 20000 times"):
+        for _ in range(20_001):
+            budget.spend(b"x")

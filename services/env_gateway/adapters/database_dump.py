@@ -26,6 +26,8 @@ SCHEMA_SQL = (
 _MAX_TABLES = 499
 # Nothing interrupts SQLite while it parses; a longer statement could take it seconds.
 _MAX_STATEMENT_CHARS = 2**15
+# The statement goes to the server, padded: its size is tables times columns.
+_MAX_DUMP_CHARS = 2**20
 _CPU_S = 2.0
 _STEPS_PER_CHECK = 10_000
 _PAGE_BYTES = 4096
@@ -79,6 +81,8 @@ def parse_schema(rows: Sequence[Sequence[Any]]) -> Schema:
 
 
 def dump_sql(schema: Schema) -> str:
+    """Return the statement that reads all of the tables. Raises RefusedError where it is too
+    long."""
     width = max((len(table.columns) for table in schema), default=0) + 1
     width = max(width, 3)
     master = _select("'' AS t", ["name", "sql"], width)
@@ -87,6 +91,8 @@ def dump_sql(schema: Schema) -> str:
         columns = [_quoted(column) for column in table.columns]
         literal = "'" + table.name.replace("'", "''") + "'"
         parts.append(f"{_select(literal, columns, width)} FROM {_quoted(table.name)}")
+    if sum(map(len, parts)) > _MAX_DUMP_CHARS:
+        raise RefusedError(f"reading it takes more than {_MAX_DUMP_CHARS} characters of SQL")
     return f"SELECT * FROM ({' UNION ALL '.join(parts)}) LIMIT {MAX_ROWS + 1}"
 
 

@@ -161,7 +161,7 @@ class Snapshots:
             self._schemas[env] = schema
             if len(self._schemas) > _KEPT:
                 self._schemas.popitem(last=False)
-            dumped = await ask(db, dump.dump_sql(schema))
+            dumped = await ask(db, await self._apart(dump.dump_sql, schema))
             content = await self._apart(dump.rebuild, schema, dumped.rows)
             if content is not None:
                 return content
