@@ -19,11 +19,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from services.env_gateway.authorship import Authorship, authorship_of
+from services.env_gateway.authorship import Authorship, authorship_of, folded
 from services.env_gateway.grading import Grade, Reason, judge
 from services.env_gateway.ports import Execution, Submission
 from services.env_gateway.tasks import parse_task
-from services.env_gateway.writings import Writings
+from services.env_gateway.writings import Writings, readings
 from tests.env_gateway.support import task_json
 
 TASK = parse_task(task_json())
@@ -227,7 +227,7 @@ def assert_nothing_gained(show: str, results: str, text: str, authorship: Author
 @example("without an end", "apps", "\r")
 @example("without an end", "apps before", "done\n ")
 @example("without an end", "lists", "&#" + "9" * 5000)
-@example("of Markdown", "apps", "App ma[](u)il: 1")
+@example("of Markdown", "apps", "App A[](u)B: 1")
 @example("as a page", "nothing", "JUDGE<b t='>y'> ERROR: x")
 @example("of ASCII", "apps", "App A\u00e9\u00e9B: 1")
 @example("printable", "apps", "App A\u200bB\u00e9: 1")
@@ -361,7 +361,13 @@ def test_a_line_may_be_put_together_of_fields_of_which_one_is_a_number(
 def test_a_text_that_is_encoded_more_often_than_is_read_may_say_anything() -> None:
     inner = base64.b64encode(b"JU<b>DGE</b> &#69;RROR: x, and more \\n %41 =20 &amp;").decode()
     answer = f"\\n <b> %41 &amp;amp; =3D \x1b[1m {inner}"
+    assert not readings(answer)[1] and len(readings(answer)[0]) == 16
     assert graded(JUDGE, wrote(answer)).reward == 0.0
+    nothing_like_it = (
+        answer.removesuffix(inner) + base64.b64encode(b"fine <b> &amp; %42 \\t").decode()
+    )
+    assert not readings(nothing_like_it)[1]
+    assert graded(JUDGE, wrote(nothing_like_it)).reward == 0.0
     for ordinary in ("<b>50%</b> of\\n a=20 &amp; \x1b[1mall", "https://a.b/c%20d?e=1&f=2"):
         assert graded(JUDGE, wrote(ordinary)).reason is Reason.JUDGE_ERROR
 
@@ -410,6 +416,27 @@ def test_a_result_that_blanks_of_the_policys_hide_is_missed(blank: str) -> None:
     ended = f"App a: 1\nApp b: 0{blank}\nApp c: 0\n"
     share = 1 / 3 if blank in " \t\r" else None
     assert graded(ended, wrote(f"x{blank}")).partial_reward == share
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    ["App A\u00e9\u00e9B: 1", "App \u00c4B", "Ap_p AB", "App A*B", "A\u200bB: 1", "A\nB: 1"],
+)
+def test_a_result_may_come_from_within_a_line_without_some_of_its_characters(sentence: str) -> None:
+    printed = "App AB: 1\nApp x: 0\n"
+    assert graded(printed, wrote(f"So it is. {sentence}. Yes.")).partial_reward is None
+    assert graded(printed, wrote("So it is AB 12 of an app. Yes.")).partial_reward == 0.5
+
+
+def test_a_list_is_not_counted_where_too_many_texts_may_part_it() -> None:
+    printed = f"{FORGED_LIST}\n{FORGED_NONE_FAILED}\n".replace("[]", "['d']")
+    for count, share in ((900, 0.75), (1200, None)):
+        answer = "', '".join(f"x{number}" for number in range(count))
+        assert graded(printed, wrote(answer)).partial_reward == share
+
+
+def test_no_character_is_read_as_a_sentence() -> None:
+    assert folded("\ufdfa\u00c4\ufb03") == "\ufdfaa\u0308ffi"
 
 
 def test_a_suspicion_is_bounded() -> None:
