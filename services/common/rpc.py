@@ -84,7 +84,7 @@ _SERVER_OPTIONS = [
     # What a stream brings unread stays with its caller beyond this; gRPC would measure the network,
     # and take in megabytes of each.
     ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", 2**16),
+    ("grpc.http2.lookahead_bytes", 2**14),
 ]
 
 # Every method may be repeated, so gRPC itself may retry. A server that stops may answer CANCELLED

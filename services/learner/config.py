@@ -123,7 +123,7 @@ class IntakeConfig(Model):
     """Trajectories on their way in."""
 
     # Bytes of one worker's trajectories that may be under way; its further ones wait, unread.
-    worker_bytes: int = Field(default=16 * 2**20, ge=2**20, le=2**40)
+    worker_bytes: int = Field(default=8 * 2**20, ge=2**20, le=2**40)
     # And of all workers together.
     total_bytes: int = Field(default=64 * 2**20, ge=2**20, le=2**40)
     # A submission that stands still for so long is ended; its worker sends it again.
