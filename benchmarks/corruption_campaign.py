@@ -44,7 +44,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from services.learner.journal.audit import audit
 from services.learner.journal.integrity import CORRUPT
-from services.learner.journal.rows import accounts
+from services.learner.journal.row_codec import accounts
 from services.learner.journal.schema import FILE_NAME as JOURNAL
 from services.learner.journal.schema import LOST_WITH_DISK
 from tests.faults.kills.fork_server import ForkServer, fork_server, tail
@@ -319,7 +319,12 @@ class Campaign:
             self.totals.afterwards["restored"] += 1
             problem = await self._problem(run)
             return problem and f"refused, restored, and then {problem}"
-        command = (sys.executable, "-m", "services.learner.accept_loss", str(run.run_dir))
+        command = (
+            sys.executable,
+            "-m",
+            "services.learner.journal.accept_loss_command",
+            str(run.run_dir),
+        )
         process = await asyncio.create_subprocess_exec(
             *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
         )

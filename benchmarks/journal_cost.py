@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 
 from services.learner.groups.types import GroupSpec, Lease, Purpose
-from services.learner.journal.check import check
 from services.learner.journal.connection import connect
-from services.learner.journal.mark import FILE_NAME as MARK
-from services.learner.journal.mark import Mark, Position
+from services.learner.journal.progress_mark import FILE_NAME as MARK
+from services.learner.journal.progress_mark import Mark, Position
 from services.learner.journal.schema import FILE_NAME, Plan
+from services.learner.journal.startup_check import check
 from services.learner.journal.store import Journal, hold, open_journal
 from services.learner.sampling.tasks import Task
 from services.learner.trajectory import Trajectory, TurnTiming, content_digest

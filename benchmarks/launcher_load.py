@@ -33,8 +33,9 @@ from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1.registry_service_pb2_grpc import RegistryServiceStub
 from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
 from services.common import rpc
-from services.launcher import address_file, identity
-from services.launcher.store import Store
+from services.launcher import launcher_address
+from services.launcher.security import certificates
+from services.launcher.store.ledger import Store
 from tests.launcher.harness import spec
 
 ROOT = Path(__file__).parents[1]
@@ -51,7 +52,7 @@ class Bench:
     """A launcher that runs, and a run of it."""
 
     runs: Path
-    address: address_file.Address
+    address: launcher_address.Address
     stub: Any
     run_id: str = ""
     waited: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
@@ -86,9 +87,9 @@ async def launcher() -> AsyncGenerator[Bench]:
             await process.wait()
 
 
-def address_of(runs: Path) -> address_file.Address:
+def address_of(runs: Path) -> launcher_address.Address:
     deadline = time.monotonic() + DEADLINE_S
-    while (address := address_file.read(runs)) is None:
+    while (address := launcher_address.read(runs)) is None:
         if time.monotonic() > deadline:
             raise RuntimeError("the launcher does not serve")
         time.sleep(0.05)
@@ -110,7 +111,7 @@ async def begin(bench: Bench) -> None:
 async def heart(bench: Bench) -> AsyncGenerator[Call]:
     """Heartbeats at the run's own registry, as of a rollout that somebody has started by hand."""
     member, store = (
-        identity.load_run(bench.runs, bench.run_id),
+        certificates.load_run(bench.runs, bench.run_id),
         Store(bench.runs / "launcher.sqlite"),
     )
     stored = store.get(bench.run_id)

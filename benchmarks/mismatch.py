@@ -20,17 +20,17 @@ import numpy as np
 from transformers import AutoConfig, AutoTokenizer
 
 from services.common.spec import PolicyConfig
-from services.learner.guard.bounds import BOUNDS
+from services.learner.config.rank import RankConfig
+from services.learner.guard.dtype_bounds import BOUNDS
 from services.learner.guard.probes import probe_batch
 from services.learner.guard.types import Probe, ProbeResult
-from services.learner.rank.comparing import Comparing
-from services.learner.rank.config import RankConfig
+from services.learner.rank.compare_command import Comparing
 from services.learner.rank.model import load
 from services.learner.rank.publish import WeightSlots
 from services.learner.types import TrainBatch
 from services.rollout.adapters.vllm import VllmEngine
 from services.rollout.adapters.vllm_options import Model
-from services.rollout.config import EngineConfig
+from services.rollout.config.rollout import EngineConfig
 from services.rollout.types import PolicyId, Publication, Sampling
 
 Dtype = Literal["float32", "bfloat16"]

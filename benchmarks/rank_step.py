@@ -31,9 +31,9 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from services.common.spec import PolicyConfig
-from services.learner.algorithm_config import AlgorithmConfig
-from services.learner.config import OptimizerConfig
-from services.learner.rank.config import RankConfig
+from services.learner.config.algorithm import AlgorithmConfig
+from services.learner.config.learner import OptimizerConfig
+from services.learner.config.rank import RankConfig
 from services.learner.rank.model import Policy, load
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.step import Trainer

@@ -29,7 +29,7 @@ WARM_UP_STEPS = 2
 def train(steps: int, runs: Path) -> Path:
     """Run the demo without evaluations and return the run's folder."""
     command = [
-        *(sys.executable, "-m", "services.launcher.cli"),
+        *(sys.executable, "-m", "services.launcher.cli.app"),
         *("train", "deploy/runs/local.toml", "--runs", str(runs)),
         *(f"--learner.steps={steps}", "--learner.eval.sets=[]", "--learner.eval.every=0"),
     ]

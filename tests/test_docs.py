@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from services.common.config import load_spec, parse
-from services.env_gateway.config import EnvGatewayConfig
-from services.env_gateway.tasks import parse_task
-from services.env_gateway.verdicts import load_digests
-from services.learner.config import LearnerConfig
-from services.rollout.config import RolloutConfig
+from services.env_gateway.config.gateway import EnvGatewayConfig
+from services.env_gateway.episodes.task_format import parse_task
+from services.env_gateway.grading.grader import load_digests
+from services.learner.config.learner import LearnerConfig
+from services.rollout.config.rollout import RolloutConfig
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "docs" / "examples"
 TASKS: list[dict[str, Any]] = json.loads((EXAMPLES / "stock_tasks.json").read_text())["tasks"]

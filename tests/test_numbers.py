@@ -11,10 +11,10 @@ import pytest
 from services.common.config import Model, canonical_json, parse
 from services.common.errors import ConfigError
 from services.common.spec import SharedConfig
-from services.env_gateway.config import EnvGatewayConfig
-from services.launcher.config import LauncherConfig
-from services.learner.config import LearnerConfig
-from services.rollout.config import RolloutConfig
+from services.env_gateway.config.gateway import EnvGatewayConfig
+from services.launcher.config.launcher import LauncherConfig
+from services.learner.config.learner import LearnerConfig
+from services.rollout.config.rollout import RolloutConfig
 
 ROOTS: dict[str, type[Model]] = {
     "": SharedConfig,

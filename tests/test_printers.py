@@ -14,14 +14,14 @@ WAISTS = {
     "services/common/text.py": {"print"},
     "services/common/log.py": {"logging.StreamHandler", "sys.stderr"},
     # Flushes; says where a parent is gone; prints where threads stand, but no word of others.
-    "services/common/main.py": {"sys.stdout", "sys.stderr"},
+    "services/common/service_main.py": {"sys.stdout", "sys.stderr"},
     "services/common/tied_child.py": {"SystemExit"},
     "services/common/watchdog.py": {"sys.stderr", "sys.__stderr__"},
     # Where there is no terminal any more, and nothing is printed.
-    "services/launcher/console/interrupts.py": {"sys.__stdout__", "sys.__stderr__"},
+    "services/launcher/cli/interrupts.py": {"sys.__stdout__", "sys.__stderr__"},
     # Asks how wide it is; and shows by a Terminal.
-    "services/launcher/console/views.py": {"sys.stdout", "rich.live.Live"},
-    "services/launcher/console/terminal.py": {"rich.console.Console"},
+    "services/launcher/cli/progress_view.py": {"sys.stdout", "rich.live.Live"},
+    "services/launcher/cli/terminal.py": {"rich.console.Console"},
     "services/env_gateway/adapters/fleet_openenv/worker.py": {"traceback.print_exc"},
 }
 # What prints, or makes something that does, by whatever name it is imported, called or handed on.

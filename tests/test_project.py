@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import pkgutil
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from services.common.config import Model, canonical_json, load_spec
 from services.launcher import plan as plans
-from services.launcher import preflight
+from services.launcher.control import spec_check
 from tools.requirements import pins
 
 ROOT = Path(__file__).parents[1]
@@ -53,9 +54,11 @@ def test_openenv_has_an_environment_with_the_mcp_that_it_needs() -> None:
 
 
 def config_models(service: str) -> Iterator[type[Model]]:
-    """Those that a service's `config` names, and those that their fields hold."""
-    module = importlib.import_module(f"services.{service}.config")
-    waiting: list[Any] = list(vars(module).values())
+    """Those that the modules of a service's `config` name, and those that their fields hold."""
+    package = importlib.import_module(f"services.{service}.config")
+    names = [module.name for module in pkgutil.iter_modules(package.__path__)]
+    modules = [importlib.import_module(f"{package.__name__}.{name}") for name in names]
+    waiting: list[Any] = [value for module in modules for value in vars(module).values()]
     seen: set[Any] = set()
     while waiting:
         value = waiting.pop()
@@ -78,10 +81,12 @@ def attributes_read(folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_every_config_key_has_a_reader(service: str) -> None:
+    models = list(config_models(service))
+    assert any(model.__name__.endswith("Config") for model in models)
     read = attributes_read(ROOT / "services" / service) | attributes_read(ROOT / "services/common")
     unread = [
         f"{model.__name__}.{name}"
-        for model in config_models(service)
+        for model in models
         for name in model.model_fields
         if name not in read
     ]
@@ -95,12 +100,12 @@ SPECS = sorted(p for p in (ROOT / "deploy/runs").glob("*.toml") if p.stem != "vl
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 async def test_every_run_spec_is_valid_for_every_service(path: Path) -> None:
     plan = plans.read_spec(canonical_json(load_spec(path)))
-    await preflight.check(plan)
+    await spec_check.check(plan)
 
 
 def test_every_command_line_option_has_a_reader() -> None:
     """typer hands options over by name; what the command does not use, nobody does."""
-    trees = [ast.parse(path.read_text()) for path in (ROOT / "services/launcher").glob("cli*.py")]
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "services/launcher/cli").glob("*.py")]
     commands = [node for tree in trees for node in tree.body if isinstance(node, ast.FunctionDef)]
     for command in commands:
         used = {node.id for node in ast.walk(command) if isinstance(node, ast.Name)}

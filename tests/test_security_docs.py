@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from services.common.config import Model
-from services.env_gateway.config import EnvGatewayConfig
-from services.launcher.config import LauncherConfig
-from services.learner.config import IntakeConfig, LearnerConfig
+from services.env_gateway.config.gateway import EnvGatewayConfig
+from services.launcher.config.launcher import LauncherConfig
+from services.learner.config.learner import IntakeConfig, LearnerConfig
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/security.md").read_text()

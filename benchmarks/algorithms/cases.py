@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from services.learner.algorithm_config import AlgorithmConfig, CorrectionConfig
+from services.learner.config.algorithm import AlgorithmConfig, CorrectionConfig
 
 STALENESS = (1, 4, 8)
 ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_pp", "max_rl", "gae")

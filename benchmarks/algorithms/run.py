@@ -13,8 +13,8 @@ from benchmarks.algorithms.cases import Case
 from environments.api import ENV_KEYS
 from environments.scenario import Scenario, data_id, scenario
 from services.common.spec import PolicyConfig
-from services.learner.config import OptimizerConfig
-from services.learner.rank.config import RankConfig
+from services.learner.config.learner import OptimizerConfig
+from services.learner.config.rank import RankConfig
 from services.learner.rank.model import Policy, load
 from services.learner.rank.optimizer import Optimizer, learning_rate
 from services.learner.rank.step import Trainer

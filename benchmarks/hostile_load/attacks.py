@@ -27,7 +27,7 @@ from flotilla.learner.v1 import trajectory_pb2
 from flotilla.learner.v1.group_service_pb2_grpc import GroupServiceStub
 from flotilla.learner.v1.policy_service_pb2_grpc import PolicyServiceStub
 from services.common import rpc
-from services.common.host import host_digest
+from services.common.host_identity import host_digest
 from tests.common.half_sent import half_sent
 from tests.learner.support import TOKEN, TOKENIZER, FakeWorker
 

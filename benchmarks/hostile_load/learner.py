@@ -11,10 +11,10 @@ from pathlib import Path
 
 from services.common.config import parse
 from services.common.spec import SharedConfig
-from services.learner.adapters.fake import FakeRanks
-from services.learner.adapters.trackers_jsonl import JsonlTracker
-from services.learner.assemble import run_learner
-from services.learner.vendors import Vendors
+from services.learner.app import run_learner
+from services.learner.dependencies import Vendors
+from services.learner.ranks.fake import FakeRanks
+from services.learner.tracking.adapters.jsonl import JsonlTracker
 from tests.learner.support import TOKENIZER, free_port, make_config, make_runtime
 
 # As long as a long trajectory: what strangers announce is then allowed.

@@ -59,5 +59,5 @@ USER 10001
 WORKDIR /work
 # It asks in the container's folder, where the launcher keeps runs/.
 HEALTHCHECK --interval=15s --timeout=10s --start-period=1m --retries=3 \
-    CMD ["/opt/flotilla/bin/python", "-P", "-m", "services.launcher.healthcheck", "--runs", "runs"]
+    CMD ["/opt/flotilla/bin/python", "-P", "-m", "services.launcher.cli.healthcheck", "--runs", "runs"]
 ENTRYPOINT ["/opt/flotilla/bin/python", "-P", "-m", "services.launcher", "--listen", "127.0.0.1:50051"]

@@ -13,7 +13,7 @@ from types import FrameType
 import grpc.aio
 
 from services.common.log import get_logger
-from services.common.membership import Identity, Membership, RegistryContract, Status
+from services.common.run_membership import Identity, Membership, RegistryContract, Status
 
 # What a stop may take before the process is ended without further ado.
 _STOP_GRACE_S = 5.0

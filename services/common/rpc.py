@@ -27,11 +27,11 @@ from services.common import open_files
 from services.common.auth import Authenticator
 from services.common.channel import CallDefaults, Channel, MetadataSource
 from services.common.errors import ConfigError, ServiceError
-from services.common.handlers import Interceptor, abort
 from services.common.health import METHODS as HEALTH_METHODS
 from services.common.health import MOST_WATCHES, Health
 from services.common.health import WATCH as HEALTH_WATCH
-from services.common.listen import advertised, check_dial, check_listen
+from services.common.network import advertised, check_dial, check_listen
+from services.common.rpc_handlers import Interceptor, abort
 from services.common.tls import Tls, channel_credentials, server_credentials
 
 T = TypeVar("T")

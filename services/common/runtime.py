@@ -14,9 +14,9 @@ import structlog
 from services.common.config import Model
 from services.common.lifecycle import Lifecycle
 from services.common.log import get_logger
-from services.common.membership import Status
 from services.common.peers import Peers
 from services.common.rpc import Serving, serving
+from services.common.run_membership import Status
 from services.common.spec import SharedConfig
 from services.common.tls import Tls
 from services.common.watchdog import Watchdog

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from services.common.config import Model, did_you_mean, parse
 from services.common.errors import ConfigError
-from services.common.ranges import MOST_TOKENS, Tokens
+from services.common.number_ranges import MOST_TOKENS, Tokens
 
 SHARED = ("name", "seed", "policy")
 SERVICE_SECTIONS = ("env_gateway", "rollout", "learner", "launcher")

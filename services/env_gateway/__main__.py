@@ -6,14 +6,14 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
-from services.common.main import RegistryContract, Runtime, entry
-from services.common.membership import Status
-from services.env_gateway.alarms import LateHeartbeats
-from services.env_gateway.config import EnvGatewayConfig
+from services.common.run_membership import Status
+from services.common.service_main import RegistryContract, Runtime, entry
+from services.env_gateway.api.alarms import LateHeartbeats
+from services.env_gateway.config.gateway import EnvGatewayConfig
 from services.env_gateway.ports import Backend
 
 if TYPE_CHECKING:
-    from services.env_gateway.gateway import Gateway
+    from services.env_gateway.episodes.gateway import Gateway
 
 _DOC = """Opens environments for rollout workers, calls their tools, grades and closes them.
 
@@ -37,7 +37,7 @@ async def serve(runtime: Runtime[EnvGatewayConfig]) -> None:
     """Serve until drained, then close every environment."""
     from flotilla.env_gateway.v1 import episode_service_pb2_grpc
     from services.common import rpc
-    from services.env_gateway.service import EpisodeService, most_streams
+    from services.env_gateway.api.episode_service import EpisodeService, most_streams
 
     runtime.watchdog.limit_s = runtime.config.stall_s
     async with AsyncExitStack() as stack:
@@ -72,10 +72,10 @@ def _status(runtime: Runtime[EnvGatewayConfig], alarms: LateHeartbeats) -> Statu
 
 async def _gateway(runtime: Runtime[EnvGatewayConfig], stack: AsyncExitStack) -> "Gateway":
     """With what it needs, which `stack` then closes."""
-    from services.env_gateway.adapters.images import scale
-    from services.env_gateway.gateway import Gateway
-    from services.env_gateway.journal import Journal
-    from services.env_gateway.verdicts import VerifierRunner, load_digests, load_verifiers
+    from services.env_gateway.adapters.image_scaling import scale
+    from services.env_gateway.episodes.gateway import Gateway
+    from services.env_gateway.episodes.instance_journal import Journal
+    from services.env_gateway.grading.grader import VerifierRunner, load_digests, load_verifiers
     from services.env_gateway.verify.pool import VerifierPool
 
     config = runtime.config
@@ -107,13 +107,13 @@ async def _gateway(runtime: Runtime[EnvGatewayConfig], stack: AsyncExitStack) ->
 
 async def _keep(gateway: "Gateway", alarms: LateHeartbeats, hurry: Callable[[], None]) -> None:
     """All that a gateway does unasked, for ever."""
-    from services.env_gateway import meters, overview
+    from services.env_gateway.api import prometheus, status
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(gateway.run())
-        tasks.create_task(meters.watch_loop())
-        tasks.create_task(overview.keep_showing(gateway))
-        tasks.create_task(overview.keep_alarms(gateway, alarms, hurry))
+        tasks.create_task(prometheus.watch_loop())
+        tasks.create_task(status.keep_showing(gateway))
+        tasks.create_task(status.keep_alarms(gateway, alarms, hurry))
 
 
 async def _until_drained(runtime: Runtime[EnvGatewayConfig], keeping: asyncio.Task[None]) -> None:

@@ -16,20 +16,21 @@ import grpc.aio
 from flotilla.launcher.v1 import registry_service_pb2_grpc, run_service_pb2_grpc
 from services.common import log, rpc
 from services.common.errors import ConfigError
-from services.common.listen import advertised, is_loopback, split
+from services.common.network import advertised, is_loopback, split
 from services.common.private_process import keep_private
 from services.common.text import say
-from services.launcher import address_file, identity
-from services.launcher.adapters.local import LocalBackend
-from services.launcher.adapters.messengers import notifying
-from services.launcher.adapters.registries import RunRegistries
-from services.launcher.budget import meter
-from services.launcher.doctor.gate import doctor_gate
-from services.launcher.launcher import Equipment, Launcher
+from services.launcher import launcher_address
+from services.launcher.api.registry_server import RunRegistries
+from services.launcher.api.run_service import RegistryService, RunService
+from services.launcher.backends.local.backend import LocalBackend
+from services.launcher.control.budget import meter
+from services.launcher.control.event_publisher import Teller
+from services.launcher.control.launcher import Equipment, Launcher
+from services.launcher.doctor.start_gate import doctor_gate
+from services.launcher.notify.build import notifying
 from services.launcher.ports import Backend, BackendError, Backends, Hooks
-from services.launcher.service import RegistryService, RunService
-from services.launcher.store import LedgerError, Store
-from services.launcher.tell import Teller
+from services.launcher.security import certificates
+from services.launcher.store.ledger import LedgerError, Store
 
 _CLOSE_GRACE_S = 30.0
 _IDLE_CHECK_S = 0.5
@@ -111,18 +112,18 @@ async def serve(options: Options) -> None:
 @asynccontextmanager
 async def _reachable(options: Options, launcher: Launcher) -> AsyncGenerator[None]:
     """Serve RunService, with launcher.json for its clients; beyond loopback under TLS."""
-    own = identity.of_launcher(options.runs)
+    own = certificates.of_launcher(options.runs)
     log.add_secret(own.token)
     server = rpc.server(token=own.token)
     run_service_pb2_grpc.add_RunServiceServicer_to_server(RunService(launcher), server)
     alone_here = is_loopback(split(options.listen, "listen")[0])
-    tls = None if alone_here else own.tls(identity.LAUNCHER)
-    client = None if alone_here else own.tls(identity.CLIENT)
+    tls = None if alone_here else own.tls(certificates.LAUNCHER)
+    client = None if alone_here else own.tls(certificates.CLIENT)
     at = rpc.serving(server, options.listen, tls=tls, advertise=options.advertise, grace_s=1.0)
     async with at as serving:
         serving.set_serving(True)
         there = (options.runs, serving.address, own.token, client)
-        with address_file.written(*there, listen=options.listen):
+        with launcher_address.written(*there, listen=options.listen):
             yield
 
 
@@ -144,8 +145,8 @@ def backends(runs: Path) -> Backends:
 
 
 def _sky(runs: Path) -> Backend:
-    from services.launcher.adapters.sky_backend import SkyBackend
-    from services.launcher.adapters.sky_client import SkyClient
+    from services.launcher.backends.sky.backend import SkyBackend
+    from services.launcher.backends.sky.sdk import SkyClient
 
     # An installed launcher has no repository of its own: the one that it was started in counts.
     here = Path.cwd()

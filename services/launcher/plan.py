@@ -11,8 +11,8 @@ from services.common.config import canonical_json, parse
 from services.common.interpreter import python
 from services.common.parsing import Limits, ParseError, TooLargeError, parse_json
 from services.common.spec import parse_shared
-from services.launcher.config import LauncherConfig
-from services.launcher.runs import LEARNER, Key, RunMode
+from services.launcher.config.launcher import LauncherConfig
+from services.launcher.state import LEARNER, Key, RunMode
 
 SPEC_FILE = "spec.json"
 _LIMITS = Limits(bytes=2**21, values=2**16)

@@ -7,9 +7,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from services.launcher.config import LauncherConfig
-from services.launcher.runs import Cost, Exit, Key, Outcome, Run, RunMode, Unit
-from services.launcher.store import Event, StoredRun
+from services.launcher.config.launcher import LauncherConfig
+from services.launcher.state import Cost, Exit, Key, Outcome, Run, RunMode, Unit
+from services.launcher.store.ledger import Event, StoredRun
 
 
 class BackendError(Exception):

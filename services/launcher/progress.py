@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from services.launcher.runs import LEARNER, Key
+from services.launcher.state import LEARNER, Key
 
 
 class Signal:

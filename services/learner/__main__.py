@@ -7,28 +7,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.common.errors import ConfigError
-from services.common.listen import split
-from services.common.main import RegistryContract, Runtime, entry
+from services.common.network import split
+from services.common.service_main import RegistryContract, Runtime, entry
 from services.common.shared_memory import private_folder, shared_name
 from services.common.spec import PolicyConfig
-from services.learner.config import LearnerConfig
-from services.learner.nodes.machine import machine_of
+from services.learner.config.learner import LearnerConfig
 from services.learner.ports import RemoteStore
+from services.learner.ranks.machine_admission import machine_of
 
 if TYPE_CHECKING:
-    from services.learner.adapters.meetings import Meeting
-    from services.learner.adapters.ranks_local import LocalRanks
-    from services.learner.nodes.roll import Roll
+    from services.learner.ranks.local import LocalRanks
+    from services.learner.ranks.machines import Roll
+    from services.learner.ranks.rendezvous import Meeting
 
 
 def _load() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
-    from services.learner.adapters.alarm_sinks import alarm_sinks_of
-    from services.learner.adapters.model_files import check_model_files
-    from services.learner.adapters.model_folder import tokenizer_digests_of
-    from services.learner.adapters.trackers import trackers_of
-    from services.learner.adapters.weights_shm import WeightServer, start_of
-    from services.learner.assemble import run_learner
-    from services.learner.vendors import Vendors
+    from services.learner.alarms.adapters.sinks import alarm_sinks_of
+    from services.learner.app import run_learner
+    from services.learner.checkpoints.adapters.model_assets import tokenizer_digests_of
+    from services.learner.checkpoints.model_files import check_model_files
+    from services.learner.dependencies import Vendors
+    from services.learner.tracking.build import trackers_of
+    from services.learner.weights.weight_server_process import WeightServer, start_of
 
     async def run(runtime: Runtime[LearnerConfig]) -> None:
         with private_folder(f"{_name(runtime)}-learner") as memory:
@@ -70,7 +70,7 @@ def _name(runtime: Runtime[LearnerConfig]) -> str:
 def _ranks(
     runtime: Runtime[LearnerConfig], memory: Path, meeting: "Meeting | None"
 ) -> "LocalRanks":
-    from services.learner.adapters.ranks_local import LocalRanks
+    from services.learner.ranks.local import LocalRanks
 
     log = runtime.run_dir / "logs" / "learner-rank-0.log"
     policy = runtime.shared.policy
@@ -82,7 +82,7 @@ def _roll(runtime: Runtime[LearnerConfig]) -> "Roll | None":
     if runtime.config.rank.nodes == 1:
         return None
     # Not above: the configuration is checked where there are no tensors.
-    from services.learner.nodes.roll import Roll
+    from services.learner.ranks.machines import Roll
 
     policy, config = runtime.shared.policy, runtime.config
     return Roll(machine_of(runtime.run_id, 0, policy, config, socket.gethostname()))
@@ -90,7 +90,7 @@ def _roll(runtime: Runtime[LearnerConfig]) -> "Roll | None":
 
 def _meeting(runtime: Runtime[LearnerConfig], roll: "Roll") -> "Meeting":
     """Where the machines reach the learner, there its first rank is reached."""
-    from services.learner.adapters.meetings import AcrossMachines
+    from services.learner.ranks.rendezvous import AcrossMachines
 
     host, _ = split(runtime.listen, "listen")
     if host == "0.0.0.0":
@@ -103,7 +103,7 @@ def _meeting(runtime: Runtime[LearnerConfig], roll: "Roll") -> "Meeting":
 
 
 def _exporter(policy: PolicyConfig) -> Callable[[Path, Path], None]:
-    from services.learner.adapters.model_folder import assets_of
+    from services.learner.checkpoints.adapters.model_assets import assets_of
     from services.learner.checkpoints.export import export
 
     return lambda checkpoint, out: export(checkpoint, assets_of(policy), policy, out)
@@ -114,7 +114,7 @@ def _store(runtime: Runtime[LearnerConfig]) -> RemoteStore | None:
     checkpoint = runtime.config.checkpoint
     if checkpoint.remote is None:
         return None
-    from services.learner.adapters.remote_fsspec import open_store
+    from services.learner.checkpoints.adapters.fsspec_store import open_store
 
     return open_store(f"{checkpoint.remote}/{runtime.run_id}", checkpoint.remote_options)
 

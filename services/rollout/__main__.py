@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.common.errors import ConfigError
-from services.common.main import RegistryContract, Runtime, entry
-from services.common.membership import Status
+from services.common.run_membership import Status
+from services.common.service_main import RegistryContract, Runtime, entry
 from services.common.shared_memory import private_folder, shared_name
-from services.rollout.config import RolloutConfig
+from services.rollout.config.rollout import RolloutConfig
 
 if TYPE_CHECKING:
     from services.common.rpc import Serving
     from services.rollout.adapters.env_gateway import GatewayEnvironment
     from services.rollout.adapters.learner import GroupClient, WorkerIdentity
     from services.rollout.adapters.tokenizer import TransformersTokenizer
-    from services.rollout.episode import AttemptRunner
-    from services.rollout.policy import PolicyFollower
+    from services.rollout.api.rollout_service import RolloutService
+    from services.rollout.episodes.episode import AttemptRunner
+    from services.rollout.episodes.prompt import PromptBuilder
     from services.rollout.ports import Engine
-    from services.rollout.prompt import PromptBuilder
-    from services.rollout.service import RolloutService
-    from services.rollout.worker import Worker
+    from services.rollout.work.weight_updater import PolicyFollower
+    from services.rollout.work.worker import Worker
 
 DOC = """Samples trajectories with vLLM: leases groups of attempts from the learner, plays them in
 environments of the env_gateway, hands them in, and takes new weights while it does.
@@ -71,7 +71,7 @@ async def serve(runtime: Runtime[RolloutConfig]) -> None:
     from flotilla.rollout.v1 import rollout_service_pb2_grpc
     from services.common import rpc
     from services.rollout.ports import EngineDead
-    from services.rollout.tasks import unless, until_first
+    from services.rollout.work.task_groups import unless, until_first
 
     runtime.watchdog.limit_s = runtime.config.stall_s
     async with AsyncExitStack() as stack:
@@ -112,8 +112,8 @@ async def _connect(
     from services.common import rpc
     from services.rollout.adapters.env_gateway import GatewayEnvironment
     from services.rollout.adapters.learner import GroupClient, PolicyClient, RunEpoch
-    from services.rollout.episode import AttemptRunner
-    from services.rollout.policy import PolicyFollower
+    from services.rollout.episodes.episode import AttemptRunner
+    from services.rollout.work.weight_updater import PolicyFollower
 
     config, watchdog = runtime.config, runtime.watchdog
     learner = await runtime.peers.channel("learner")
@@ -143,8 +143,8 @@ def _parts(
     runner: "AttemptRunner",
     follower: "PolicyFollower",
 ) -> "_Parts":
-    from services.rollout.service import RolloutService
-    from services.rollout.worker import Worker
+    from services.rollout.api.rollout_service import RolloutService
+    from services.rollout.work.worker import Worker
 
     config = runtime.config
     worker = Worker(
@@ -191,18 +191,18 @@ def _status(service: "RolloutService") -> Status:
 
 async def _report(parts: "_Parts", engine: "Engine", serving: "Serving") -> None:
     """Keep health and metrics in line with what the worker does."""
-    from services.rollout import meters
+    from services.rollout.api import prometheus
 
     while True:
-        meters.show(parts.worker, engine.policy.version if engine.policy else -1)
+        prometheus.show(parts.worker, engine.policy.version if engine.policy else -1)
         serving.set_serving(_status(parts.service).serving)
         await asyncio.sleep(STATUS_INTERVAL_S)
 
 
 def _read_model(runtime: Runtime[RolloutConfig]) -> "_Model":
     from services.rollout.adapters.tokenizer import load_tokenizer, model_folder
+    from services.rollout.episodes.prompt import PromptBuilder
     from services.rollout.ports import TemplateError
-    from services.rollout.prompt import PromptBuilder
 
     policy, prompt = runtime.shared.policy, runtime.config.prompt
     try:

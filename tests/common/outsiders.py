@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from services.common.tls import Tls, channel_credentials
-from services.launcher import identity
-from services.launcher.identity import RunIdentity
+from services.launcher.security import certificates
+from services.launcher.security.certificates import RunIdentity
 
 RUN = "run-1.5"
 # Opens a channel to an address of the service named.
@@ -26,23 +26,23 @@ def run() -> RunIdentity:
 
 @cache
 def other_run() -> RunIdentity:
-    return identity.mint_run("another-run")
+    return certificates.mint_run("another-run")
 
 
 @cache
 def same_name() -> RunIdentity:
     """Of a CA that anybody could have made: the names are right."""
-    return identity.mint_run(RUN)
+    return certificates.mint_run(RUN)
 
 
 @cache
 def of_one_authority() -> tuple[RunIdentity, Tls, Tls]:
     """A run, and two rollouts of its own CA: one expired, one whose time has not come."""
     now = datetime.now(UTC)
-    authority = identity._Authority(RUN, now)  # pyright: ignore[reportPrivateUsage]
-    members = {service: authority.member(service) for service in identity.MEMBERS}
+    authority = certificates._Authority(RUN, now)  # pyright: ignore[reportPrivateUsage]
+    members = {service: authority.member(service) for service in certificates.MEMBERS}
     strangers: list[Tls] = []
-    for shift in (-identity.VALID - timedelta(days=1), timedelta(days=1)):
+    for shift in (-certificates.VALID - timedelta(days=1), timedelta(days=1)):
         authority._now = now + shift  # pyright: ignore[reportPrivateUsage]
         strangers.append(authority.member("rollout"))
     return RunIdentity(RUN, "the-token-of-this-run", members), strangers[0], strangers[1]

@@ -9,8 +9,8 @@ import grpc
 from flotilla.launcher.v1 import registry_service_pb2 as pb
 from flotilla.launcher.v1 import registry_service_pb2_grpc as pb_grpc
 from services.common.errors import ServiceError
-from services.common.membership import RegistryContract
 from services.common.rpc import duration
+from services.common.run_membership import RegistryContract
 
 
 def contract() -> RegistryContract:

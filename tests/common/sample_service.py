@@ -8,8 +8,8 @@ import time
 
 from services.common import rpc
 from services.common.config import Model
-from services.common.main import Runtime, entry
-from services.common.membership import Status
+from services.common.run_membership import Status
+from services.common.service_main import Runtime, entry
 from tests.common.registry import contract
 
 

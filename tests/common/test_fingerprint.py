@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from services.common import fingerprint as module
 from services.common.fingerprint import TensorEntry, checksum64, fingerprint, tokenizer_digest
-from services.common.host import host_digest
+from services.common.host_identity import host_digest
 
 MASK = 2**64 - 1
 

@@ -35,13 +35,13 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
 def test_a_line_says_who_where_and_what(capsys: pytest.CaptureFixture[str]) -> None:
     log.setup("learner", "run-1", replica=2, pretty=False)
     log.bind(step=7)
-    log.get_logger("services.learner.loop").info("a step is done", loss=0.5)
+    log.get_logger("services.learner.run.train_loop").info("a step is done", loss=0.5)
     logging.getLogger("grpc").warning("foreign %d", 3)
     ours, foreign = lines(capsys)
     expected = {"service": "learner", "replica": 2, "run_id": "run-1", "step": 7}
     assert expected.items() <= ours.items()
     assert {"event": "a step is done", "loss": 0.5, "level": "info"}.items() <= ours.items()
-    assert ours["logger"] == "services.learner.loop"
+    assert ours["logger"] == "services.learner.run.train_loop"
     assert {**expected, "event": "foreign 3", "logger": "grpc"}.items() <= foreign.items()
 
 

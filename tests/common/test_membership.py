@@ -14,8 +14,8 @@ from flotilla.launcher.v1 import registry_service_pb2 as pb
 from flotilla.launcher.v1 import registry_service_pb2_grpc as pb_grpc
 from services.common import rpc
 from services.common.errors import ConfigError
-from services.common.membership import Identity, Membership, RaisedAlarm, Status
 from services.common.peers import Peers
+from services.common.run_membership import Identity, Membership, RaisedAlarm, Status
 from tests.common import echo
 from tests.common.conftest import until
 from tests.common.registry import FakeRegistry, contract, refusal

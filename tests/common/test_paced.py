@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from services.common.paced import StalledError, paced
+from services.common.stream_pacing import StalledError, paced
 
 
 class Part:

@@ -7,7 +7,7 @@ import pytest
 
 from services.common import rpc
 from services.common.errors import ConfigError
-from services.common.listen import advertised, check_dial, check_listen
+from services.common.network import advertised, check_dial, check_listen
 from services.common.tls import TLS_VARIABLE, Tls, from_text, read_tls
 from tests.common import echo
 from tests.common.outsiders import (

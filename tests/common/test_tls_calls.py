@@ -13,8 +13,8 @@ from google.protobuf.wrappers_pb2 import StringValue
 from flotilla.launcher.v1 import registry_service_pb2_grpc as pb_grpc
 from services.common import rpc
 from services.common.errors import ConfigError
-from services.common.membership import Identity, Membership, Status
 from services.common.peers import Peers
+from services.common.run_membership import Identity, Membership, Status
 from services.common.tls import Tls, likely_cause
 from tests.common import echo
 from tests.common.conftest import until

@@ -14,11 +14,11 @@ from google.protobuf.wrappers_pb2 import StringValue
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as episodes_pb
 from flotilla.learner.v1 import group_service_pb2 as groups_pb
-from services.common import handlers, open_files, rpc
+from services.common import open_files, rpc, rpc_handlers
 from services.env_gateway.adapters.fake import FakeBackend
+from services.launcher.control.agent_reports import Units
 from services.launcher.ports import UnitPhase, UnitReport
-from services.launcher.registry import Member, Roster, TooManyMembersError
-from services.launcher.units import Units
+from services.launcher.store.roster import Member, Roster, TooManyMembersError
 from tests.common import echo
 from tests.common.half_sent import half_sent
 from tests.contract.test_episode_service import refused, serving
@@ -32,7 +32,7 @@ FULL = grpc.StatusCode.RESOURCE_EXHAUSTED
 async def test_of_each_method_that_streams_only_so_many_calls_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(handlers, "MOST_STREAMS", 1)
+    monkeypatch.setattr(rpc_handlers, "MOST_STREAMS", 1)
     server = rpc.server(token=echo.TOKEN)
     echo.add(server)
     async with (
@@ -85,7 +85,7 @@ async def test_connections_leave_a_service_files_of_its_own(
 async def test_transcripts_on_their_way_take_so_much_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.env_gateway.service._MOST_READ_BYTES", 1200)
+    monkeypatch.setattr("services.env_gateway.api.episode_service._MOST_READ_BYTES", 1200)
     more = asyncio.Event()
 
     async def slow(episode_id: str) -> AsyncIterator[episodes_pb.GradeRequest]:
@@ -147,7 +147,7 @@ async def test_what_a_worker_calls_itself_is_short(tmp_path: Path) -> None:
 async def test_a_learner_knows_so_many_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.learner.groups.roster._MOST_WORKERS", 1)
+    monkeypatch.setattr("services.learner.groups.workers._MOST_WORKERS", 1)
     async with attached(tmp_path) as worker:
         call = worker.groups.LeaseGroup(lease_request(worker, worker_id="another"))
         assert await refusal_of(call) == "TOO_MANY_WORKERS"
@@ -158,8 +158,8 @@ async def test_a_learner_knows_so_many_workers(
 
 
 def test_a_launcher_knows_so_many_replicas_and_machines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.launcher.registry.MOST_MEMBERS", 1)
-    monkeypatch.setattr("services.launcher.units.MOST_MEMBERS", 1)
+    monkeypatch.setattr("services.launcher.store.roster.MOST_MEMBERS", 1)
+    monkeypatch.setattr("services.launcher.control.agent_reports.MOST_MEMBERS", 1)
     roster, units = Roster(), Units()
     for incarnation in ("a", "b"):
         roster.register(Member("rollout", 0, incarnation, "x:1"))

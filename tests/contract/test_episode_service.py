@@ -14,9 +14,9 @@ from flotilla.env_gateway.v1 import episode_service_pb2_grpc
 from services.common import rpc
 from services.common.errors import ServiceError
 from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
-from services.env_gateway.gateway import Gateway
+from services.env_gateway.api.episode_service import EpisodeService, most_streams
+from services.env_gateway.episodes.gateway import Gateway
 from services.env_gateway.ports import CallResult, Execution, Media, Text, Tool
-from services.env_gateway.service import EpisodeService, most_streams
 from tests.env_gateway.support import running, task_json, until
 
 TOKEN = "contract-token-0123456789"
@@ -330,7 +330,7 @@ async def test_nothing_is_read_of_a_transcript_for_no_episode(
         yield pb.GradeRequest(transcript_chunk=b"x" * 1000)
         await never.wait()
 
-    monkeypatch.setattr("services.env_gateway.service._STALL_S", 0.1)
+    monkeypatch.setattr("services.env_gateway.api.episode_service._STALL_S", 0.1)
     async with serving(FakeBackend()) as client:
         async with refused(grpc.StatusCode.NOT_FOUND, "EPISODE_LOST"):
             await client.stub.Grade(requests("nobody's"), timeout=3)
@@ -343,7 +343,7 @@ async def test_nothing_is_read_of_a_transcript_for_no_episode(
 
 
 async def test_only_so_many_watch_the_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.env_gateway.service._MOST_WATCHES", 1)
+    monkeypatch.setattr("services.env_gateway.api.episode_service._MOST_WATCHES", 1)
     async with serving(FakeBackend()) as client:
         watch = client.stub.WatchCapacity(pb.WatchCapacityRequest(), timeout=5)
         await watch.read()

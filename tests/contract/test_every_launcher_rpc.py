@@ -15,8 +15,8 @@ import pytest
 from flotilla.launcher.v1 import registry_service_pb2_grpc
 from services.common import rpc
 from services.common.rpc import service_error
-from services.launcher.adapters.fake import FakeBackend
-from services.launcher.service import RegistryService
+from services.launcher.api.run_service import RegistryService
+from services.launcher.backends.fake import FakeBackend
 from tests.contract.everything import of_service, refusals
 from tests.contract.launcher_cases import CASES, Case, World
 from tests.launcher.harness import REPOSITORY, TOKEN, serving
@@ -133,5 +133,5 @@ def test_every_reason_is_in_the_contract_and_the_contract_has_no_other() -> None
     documented = {
         found for path in protos.glob("*.proto") for found in DOCUMENTED.findall(path.read_text())
     }
-    modules = (REPOSITORY / "services/launcher").glob("*.py")
+    modules = (REPOSITORY / "services/launcher").rglob("*.py")
     assert documented == {found for path in modules for found in REASON.findall(path.read_text())}

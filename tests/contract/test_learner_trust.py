@@ -12,8 +12,8 @@ import pytest
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import policy_service_pb2
 from services.common import rpc
-from services.learner.groups.intake import Intake
-from services.learner.journal.rows import accounts
+from services.learner.groups.submissions import Intake
+from services.learner.journal.row_codec import accounts
 from services.learner.journal.store import open_journal
 from tests.contract.test_policy_service import attach_request, report
 from tests.learner.support import FakeWorker, graded, learner, make_config

@@ -9,7 +9,7 @@ import pytest
 
 from flotilla.learner.v1 import policy_service_pb2 as pb
 from services.common import rpc
-from services.common.host import host_digest
+from services.common.host_identity import host_digest
 from tests.learner.support import TOKENIZER, FakeWorker, learner, make_config
 
 

@@ -5,8 +5,8 @@ import pytest
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc
 from services.common import rpc
 from services.env_gateway.adapters.fake import FakeBackend
-from services.env_gateway.service import EpisodeService
-from services.learner.sampling.refusals import Refusal, refusal_of
+from services.env_gateway.api.episode_service import EpisodeService
+from services.learner.sampling.refused_tasks import Refusal, refusal_of
 from services.learner.trajectory import Trajectory
 from services.learner.types import AttemptKey, FailureKind
 from services.rollout.adapters.env_gateway import GatewayEnvironment

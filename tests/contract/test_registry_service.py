@@ -8,7 +8,7 @@ import grpc
 
 from flotilla.launcher.v1 import registry_service_pb2, run_service_pb2
 from services.common.rpc import seconds
-from services.launcher.adapters.fake import FakeBackend
+from services.launcher.backends.fake import FakeBackend
 from tests.contract.test_run_service import refusal, units, wish
 from tests.launcher.harness import Served, serving
 

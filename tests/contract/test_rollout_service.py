@@ -12,10 +12,10 @@ from flotilla.rollout.v1 import rollout_service_pb2 as pb
 from flotilla.rollout.v1 import rollout_service_pb2_grpc
 from services.common import rpc
 from services.rollout.adapters.fake import FakeEngine
-from services.rollout.episode import AttemptRunner
-from services.rollout.policy import PolicyFollower
-from services.rollout.service import RolloutService
-from services.rollout.worker import Worker, WorkerOptions
+from services.rollout.api.rollout_service import RolloutService
+from services.rollout.episodes.episode import AttemptRunner
+from services.rollout.work.weight_updater import PolicyFollower
+from services.rollout.work.worker import Worker, WorkerOptions
 from tests.rollout.fakes import TOKEN
 from tests.rollout.support import (
     POLICY,

@@ -11,8 +11,8 @@ import pytest
 
 from flotilla.launcher.v1 import registry_service_pb2, run_service_pb2
 from services.common.rpc import service_error
-from services.launcher.adapters.fake import FakeBackend
-from services.launcher.runs import Unit
+from services.launcher.backends.fake import FakeBackend
+from services.launcher.state import Unit
 from tests.launcher.harness import Served, serving, spec
 
 ACCEPTING = {s: "tests.launcher.accepts" for s in ("learner", "rollout", "env_gateway")}

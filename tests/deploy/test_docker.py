@@ -89,7 +89,7 @@ def test_what_an_image_starts_and_asks_is_there(path: Path) -> None:
     service = path.name.removesuffix(".Dockerfile")
     entry, health = dockerfile.last("ENTRYPOINT").words, dockerfile.last("HEALTHCHECK").words
     assert python_module(entry) == f"services.{service}"
-    whose = "launcher" if service == "launcher" else "common"
+    whose = "launcher.cli" if service == "launcher" else "common"
     assert python_module(health) == f"services.{whose}.healthcheck"
     for words in (entry, health):
         shown = help_of(python_module(words))

@@ -9,10 +9,10 @@ from typing import Any, get_args
 import pytest
 
 from services.common.config import Model
-from services.launcher.cli import app
-from services.launcher.config import LauncherConfig
-from services.launcher.doctor.registry import PROBES
-from services.learner.config import LearnerConfig
+from services.launcher.cli.app import app
+from services.launcher.config.launcher import LauncherConfig
+from services.launcher.doctor.probe_list import PROBES
+from services.learner.config.learner import LearnerConfig
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("docs/launching.md", "docs/slurm.md", "docs/workflows.md")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from services.common.config import apply_override, load_spec
-from services.launcher.doctor.results import Result, Status
+from services.launcher.doctor.findings import Result, Status
 from tests.launcher.doctor.support import probed, subject
 
 ROOT = Path(__file__).parents[2]

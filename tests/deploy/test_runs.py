@@ -9,10 +9,10 @@ import pytest
 
 from services.common.config import canonical_json, load_spec
 from services.launcher import plan as plans
-from services.launcher import preflight
-from services.launcher.console.prepare import parse_all
+from services.launcher.backends.sky.resources import check, shared_infra
+from services.launcher.cli.prepare import parse_all
+from services.launcher.control import spec_check
 from services.launcher.plan import BadSpecError, Plan
-from services.launcher.sky.candidates import check, shared_infra
 
 ROOT = Path(__file__).parents[2]
 SPECS = sorted((ROOT / "deploy/runs").glob("*.toml"))
@@ -101,13 +101,13 @@ def test_what_rents_gpus_has_an_end(path: Path) -> None:
 async def test_the_vision_run_is_refused_before_it_is_started_with_what_is_missing() -> None:
     path = ROOT / "deploy/runs/vl-8b.toml"
     with pytest.raises(BadSpecError) as caught:
-        await preflight.check(plan_of(path))
+        await spec_check.check(plan_of(path))
     said = str(caught.value)
     assert "rollout: error" in said
     assert "the engine is not given pictures yet" in said
     assert "set images = false" in said
     # Everything else of it is right: these two lines are what the vision work has to make true.
-    await preflight.check(plan_of(path, "--rollout.images=false"))
+    await spec_check.check(plan_of(path, "--rollout.images=false"))
 
 
 def test_what_does_not_train_yet_says_so_in_its_first_lines() -> None:

@@ -89,7 +89,7 @@ def _tasks(folder: Path, split: Split, count: int) -> str:
 
 def train(spec: Path, runs: Path, *overrides: str, timeout_s: float) -> FinishedRun:
     """`flotilla train`, to its end."""
-    command = [sys.executable, "-m", "services.launcher.cli", "train", str(spec)]
+    command = [sys.executable, "-m", "services.launcher.cli.app", "train", str(spec)]
     done = subprocess.run(
         [*command, "--runs", str(runs), *overrides],
         cwd=REPOSITORY,

@@ -12,18 +12,18 @@ import torch
 from numpy.typing import NDArray
 
 from services.common.spec import PolicyConfig
-from services.learner.algorithm_config import AlgorithmConfig
-from services.learner.config import OptimizerConfig
-from services.learner.rank import wire
-from services.learner.rank.config import RankConfig
+from services.learner.config.algorithm import AlgorithmConfig
+from services.learner.config.learner import OptimizerConfig
+from services.learner.config.rank import RankConfig
+from services.learner.rank.data_parallel import Place
 from services.learner.rank.model import Policy, load, score
-from services.learner.rank.replicas import Place
-from services.learner.rank.setup import Setup, load_models
+from services.learner.rank.rank_setup import Setup, load_models
 from services.learner.rank.worker import FirstRank
+from services.learner.ranks import protocol
 from services.learner.types import TrainBatch, TrainSequence
 from services.rollout.adapters.vllm import VllmEngine
 from services.rollout.adapters.vllm_options import Model
-from services.rollout.config import EngineConfig
+from services.rollout.config.rollout import EngineConfig
 from services.rollout.types import Completion, PolicyId, Publication, Sampling
 from tests.e2e.wide_model import VOCAB, make_folder, policy_section
 
@@ -68,7 +68,7 @@ def ranked(policy: PolicyConfig, folder: Path) -> Generator[tuple[FirstRank, Pol
 
 def announced(rank: FirstRank, version: int) -> Publication:
     """A publication of the rank as a rollout worker is told of it."""
-    made = wire.decode_publication(rank.publish({"version": version}))
+    made = protocol.decode_publication(rank.publish({"version": version}))
     return Publication(
         policy=PolicyId(1, version, made.fingerprint),
         manifest=made.manifest,
@@ -143,7 +143,9 @@ async def test_engine_and_trainer_agree_before_and_after_a_step(
             await engine.load(first, Path(first.location))
             completions = await sampled_and_checked(engine, trained, tolerance)
             before = of_trainer(trained, GIVEN)
-            rank.train(wire.write_batch(tmp_path / "batch.safetensors", trained_on(completions)))
+            rank.train(
+                protocol.write_batch(tmp_path / "batch.safetensors", trained_on(completions))
+            )
             after = of_trainer(trained, GIVEN)
             assert np.abs(after - before).mean() > tolerance, "the step changed too little to tell"
             second = announced(rank, 1)

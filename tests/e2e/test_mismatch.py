@@ -9,17 +9,17 @@ from typing import Literal
 import pytest
 
 from services.common.spec import PolicyConfig
-from services.learner.guard.bounds import BOUNDS
+from services.learner.config.rank import RankConfig
 from services.learner.guard.diagnosis import Diagnosis, diagnose
+from services.learner.guard.dtype_bounds import BOUNDS
 from services.learner.guard.probes import probe_batch, start_probes
 from services.learner.guard.types import Comparison, ProbeResult
-from services.learner.rank.comparing import Comparing
-from services.learner.rank.config import RankConfig
+from services.learner.rank.compare_command import Comparing
 from services.learner.rank.model import Policy, load
 from services.learner.rank.publish import WeightSlots
 from services.rollout.adapters.vllm import VllmEngine
 from services.rollout.adapters.vllm_options import Model
-from services.rollout.config import EngineConfig
+from services.rollout.config.rollout import EngineConfig
 from services.rollout.types import PolicyId, Publication, Sampling
 from tests.e2e.wide_model import VOCAB, make_folder, policy_section
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from services.env_gateway.verify import dialect
-from services.env_gateway.verify.rules import IgnoreConfig
+from services.env_gateway.verify import verifier_globals
+from services.env_gateway.verify.change_rules import IgnoreConfig
 
 with warnings.catch_warnings():
     # The SDK still uses validators of pydantic's first version.
@@ -155,7 +155,7 @@ class Engines:
             return [column[0] for column in cursor.description], cursor.fetchall()
 
         self.run = run
-        self.ours = [dialect.Database(name, run) for name in by_name]
+        self.ours = [verifier_globals.Database(name, run) for name in by_name]
         self.remote = [
             SQLiteResource(
                 Resource(name=name, type=ResourceType.db, mode=ResourceMode.ro, label=None),

@@ -9,13 +9,13 @@ from typing import Any
 
 from environments.oracle import plan
 from services.env_gateway.adapters.embedded.backend import EmbeddedBackend
-from services.env_gateway.backend_config import EmbeddedConfig
-from services.env_gateway.config import EnvGatewayConfig
-from services.env_gateway.gateway import Gateway
-from services.env_gateway.journal import Journal
+from services.env_gateway.config.backends import EmbeddedConfig
+from services.env_gateway.config.gateway import EnvGatewayConfig
+from services.env_gateway.episodes.gateway import Gateway
+from services.env_gateway.episodes.instance_journal import Journal
+from services.env_gateway.episodes.session import Outcome, Session
+from services.env_gateway.grading.grader import VerifierRunner, load_digests
 from services.env_gateway.ports import Backend
-from services.env_gateway.session import Outcome, Session
-from services.env_gateway.verdicts import VerifierRunner, load_digests
 from services.env_gateway.verify.pool import VerifierPool
 from tests.env_gateway.support import open_spec, opened
 

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.env_gateway.adapters.mcp.backend import build
-from services.env_gateway.backend_config import McpConfig
+from services.env_gateway.config.backends import McpConfig
 from services.env_gateway.ports import Execution
 from tests.env_gateway.held import Held, held_loops
 from tests.env_gateway.http_server import serving_app

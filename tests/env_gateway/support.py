@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from services.env_gateway.adapters.fake import FakeGrader
-from services.env_gateway.authorship import NOBODY
-from services.env_gateway.computer import Scale
-from services.env_gateway.config import EnvGatewayConfig
-from services.env_gateway.episodes import OpenSpec, State
-from services.env_gateway.gateway import Gateway
-from services.env_gateway.journal import Journal
+from services.env_gateway.config.gateway import EnvGatewayConfig
+from services.env_gateway.episodes.gateway import Gateway
+from services.env_gateway.episodes.instance_journal import Journal
+from services.env_gateway.episodes.leases import OpenSpec, State
+from services.env_gateway.episodes.session import Session
+from services.env_gateway.episodes.task_format import parse_task
+from services.env_gateway.grading.authorship import NOBODY
+from services.env_gateway.grading.grader import VerifierRunner
+from services.env_gateway.grading.printed_results import read_printed
 from services.env_gateway.ports import Backend, Grader
-from services.env_gateway.printed import read_printed
-from services.env_gateway.session import Session
-from services.env_gateway.tasks import parse_task
-from services.env_gateway.verdicts import VerifierRunner
+from services.env_gateway.tools.computer_tool import Scale
 
 VERIFIER = "def verify(env, final_answer=None):\n    return 1\n"
 

@@ -4,7 +4,12 @@ import random
 
 import pytest
 
-from services.env_gateway.adaptive import AdaptiveLimit, Breaker, BreakerState, TokenBucket
+from services.env_gateway.limits.adaptive_concurrency import (
+    AdaptiveLimit,
+    Breaker,
+    BreakerState,
+    TokenBucket,
+)
 
 
 def fill(limit: AdaptiveLimit) -> list[int]:

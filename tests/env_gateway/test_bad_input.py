@@ -9,16 +9,12 @@ from hypothesis import strategies as st
 
 from services.common.config import parse
 from services.common.errors import ConfigError
-from services.env_gateway.config import EnvGatewayConfig
-from services.env_gateway.grading import (
-    Reason,
-    judge,
-    partial_reward,
-)
+from services.env_gateway.config.gateway import EnvGatewayConfig
+from services.env_gateway.episodes.task_format import TaskError, parse_task
+from services.env_gateway.grading.verdict import Reason, judge, partial_reward
 from services.env_gateway.ports import Execution
-from services.env_gateway.retry import Backoff, RetryBudget
-from services.env_gateway.tasks import TaskError, parse_task
-from services.env_gateway.verify.shape import VerifierError, find_verifier
+from services.env_gateway.tools.retry_policy import Backoff, RetryBudget
+from services.env_gateway.verify.source_shape import VerifierError, find_verifier
 from tests.env_gateway.support import printed_checks, task_json
 
 JSON = st.recursive(

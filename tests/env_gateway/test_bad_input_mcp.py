@@ -13,12 +13,12 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.env_gateway import codec
 from services.env_gateway.adapters import http_client
 from services.env_gateway.adapters.http_client import ANSWERS, HttpError
 from services.env_gateway.adapters.mcp import wire as mcp_wire
+from services.env_gateway.api import codec
+from services.env_gateway.episodes.session import Answer, MediaStore, Outcome
 from services.env_gateway.ports import BackendError, Media, Text
-from services.env_gateway.session import Answer, MediaStore, Outcome
 from tests.env_gateway.test_mcp_client import answer, failing, session_with
 
 JSON = st.recursive(

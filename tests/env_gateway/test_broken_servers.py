@@ -7,11 +7,11 @@ import pytest
 from services.env_gateway.adapters.fake import FakeBackend
 from services.env_gateway.adapters.http_client import http_session, send
 from services.env_gateway.adapters.mcp.stdio import McpStdioBackend
-from services.env_gateway.adapters.process import SupervisedProcess
-from services.env_gateway.backend_config import McpConfig
-from services.env_gateway.episodes import State
+from services.env_gateway.adapters.supervised_server import SupervisedProcess
+from services.env_gateway.config.backends import McpConfig
+from services.env_gateway.episodes.leases import State
+from services.env_gateway.episodes.task_format import parse_task
 from services.env_gateway.ports import BackendError, Provision
-from services.env_gateway.tasks import parse_task
 from tests.env_gateway.support import open_spec, running, task_json
 
 # A server of mcp 1.x, under the mcp 2.x that is installed here.

@@ -12,11 +12,11 @@ from services.common.errors import ConfigError
 from services.env_gateway.adapters.embedded.pool import WorkerPool
 from services.env_gateway.adapters.fleet_openenv.process import WorkerProcess
 from services.env_gateway.adapters.mcp.stdio import McpStdioBackend
-from services.env_gateway.adapters.process import LastWords, SupervisedProcess, spawn
-from services.env_gateway.adapters.server import connect
-from services.env_gateway.backend_config import FleetOpenEnvConfig, McpConfig
+from services.env_gateway.adapters.server_address import connect
+from services.env_gateway.adapters.supervised_server import LastWords, SupervisedProcess, spawn
+from services.env_gateway.config.backends import FleetOpenEnvConfig, McpConfig
+from services.env_gateway.episodes.task_format import parse_task
 from services.env_gateway.ports import Provision
-from services.env_gateway.tasks import parse_task
 from tests.env_gateway.support import task_json, until
 
 CANARIES = {

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from services.env_gateway import closing
 from services.env_gateway.adapters.fake import FakeBackend
-from services.env_gateway.journal import Journal
-from services.env_gateway.overview import limiters
+from services.env_gateway.api.status import limiters
+from services.env_gateway.episodes import instance_deletion
+from services.env_gateway.episodes.instance_journal import Journal
 from services.env_gateway.ports import BackendError
 from tests.env_gateway.support import open_spec, opened, running, until
 
@@ -18,7 +18,7 @@ from tests.env_gateway.support import open_spec, opened, running, until
 async def test_a_pause_of_a_day_that_a_server_asks_for_is_not_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(closing, "_LONGEST_S", 0.05)
+    monkeypatch.setattr(instance_deletion, "_LONGEST_S", 0.05)
     backend = FakeBackend()
     later = BackendError("throttled", "later", delivered=False, retry_after_s=86_400.0)
     backend.fail("close", later)

@@ -12,12 +12,19 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from services.env_gateway.adapters.fake import FakeBackend
-from services.env_gateway.adapters.images import scale
-from services.env_gateway.computer import Screen, Size, decoded, media, screen_size, unscaled
-from services.env_gateway.config import ScreenConfig
+from services.env_gateway.adapters.image_scaling import scale
+from services.env_gateway.config.gateway import ScreenConfig
+from services.env_gateway.episodes.session import Outcome
+from services.env_gateway.episodes.task_format import TaskError
 from services.env_gateway.ports import BackendError, CallResult, Media, Part, Text, Tool
-from services.env_gateway.session import Outcome
-from services.env_gateway.tasks import TaskError
+from services.env_gateway.tools.computer_tool import (
+    Screen,
+    Size,
+    decoded,
+    media,
+    screen_size,
+    unscaled,
+)
 from tests.env_gateway.support import open_spec, opened, running, task_json
 
 COMPUTER = Tool(

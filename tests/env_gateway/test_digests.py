@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from services.common.errors import ConfigError
-from services.env_gateway.config import VerifiersConfig
-from services.env_gateway.verdicts import load_digests
+from services.env_gateway.config.gateway import VerifiersConfig
+from services.env_gateway.grading.grader import load_digests
 
 OWN = Path(__file__).parents[2] / "environments/verifiers.sha256"
 

@@ -7,9 +7,9 @@ import pytest
 
 from environments.oracle import plan
 from environments.tasks import make_task
-from services.env_gateway.episodes import State
+from services.env_gateway.episodes.leases import State
+from services.env_gateway.episodes.session import Outcome
 from services.env_gateway.ports import Text
-from services.env_gateway.session import Outcome
 from tests.env_gateway.grading_gateway import ENV_KEYS, embedded_gateway, reward_of
 from tests.env_gateway.support import open_spec, opened, states
 

@@ -1,6 +1,6 @@
 """What is learnt from requests that end, and from those whose callers end them."""
 
-from services.env_gateway.evidence import Evidence, Observer, UsualTime
+from services.env_gateway.limits.backend_health import Evidence, Observer, UsualTime
 from services.env_gateway.ports import BackendError
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from services.env_gateway.fair import FairQueue
+from services.env_gateway.limits.fair_queue import FairQueue
 
 RUNS = "abcd"
 WEIGHTS = {"a": 1.0, "b": 1.0, "c": 3.0, "d": 0.25}

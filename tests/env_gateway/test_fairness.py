@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from services.env_gateway.adapters.fake import FakeBackend
-from services.env_gateway.gateway import Gateway
+from services.env_gateway.episodes.gateway import Gateway
+from services.env_gateway.episodes.session import Outcome, Session
 from services.env_gateway.ports import Verification
-from services.env_gateway.session import Outcome, Session
 from services.env_gateway.verify.pool import VerifierPool
 from tests.env_gateway.support import open_spec, opened, running, until
 

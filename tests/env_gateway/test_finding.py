@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 
-from services.env_gateway.tasks import TaskError, parse_task
-from services.env_gateway.verify import finding
-from services.env_gateway.verify.finding import Finder
-from services.env_gateway.verify.shape import MAX_SOURCE_BYTES, VerifierError, VerifierFunction
+from services.env_gateway.episodes.task_format import TaskError, parse_task
+from services.env_gateway.verify import find_verifier
+from services.env_gateway.verify.find_verifier import Finder
+from services.env_gateway.verify.source_shape import (
+    MAX_SOURCE_BYTES,
+    VerifierError,
+    VerifierFunction,
+)
 from tests.env_gateway.support import task_json
 
 LONG = "x = 1\n" * 20_000
@@ -48,7 +52,7 @@ async def test_a_source_that_is_no_verifier_is_told(source: str, message: str) -
 
 
 async def test_a_source_that_takes_too_long_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finding, "_TIMEOUT_S", 0.001)
+    monkeypatch.setattr(find_verifier, "_TIMEOUT_S", 0.001)
     with pytest.raises(VerifierError, match=r"does not compile within 0\.001 s"):
         await Finder().find(VERIFIER + LONG)
 
@@ -64,7 +68,7 @@ def test_a_task_with_a_longer_verifier_is_refused() -> None:
 
 
 async def test_what_was_found_is_forgotten_some_day(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finding, "_KEPT", 2)
+    monkeypatch.setattr(find_verifier, "_KEPT", 2)
     finder: Any = Finder()
     for number in range(5):
         await finder.find(f"{VERIFIER}# {number}")
@@ -73,7 +77,7 @@ async def test_what_was_found_is_forgotten_some_day(monkeypatch: pytest.MonkeyPa
 
 def test_the_process_that_parses_has_bounds_of_its_own() -> None:
     told = "; import resource as r; print(*map(r.getrlimit, (r.RLIMIT_AS, r.RLIMIT_CPU)))"
-    inside: Any = finding
+    inside: Any = find_verifier
     *command, program, root = inside._COMMAND
     ran = subprocess.run(
         [*command, program + told, root], input=VERIFIER, text=True, capture_output=True, check=True

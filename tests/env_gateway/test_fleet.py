@@ -14,13 +14,13 @@ from environments.tasks import make_task
 from services.common.errors import ConfigError
 from services.env_gateway.adapters.fleet import backend as fleet
 from services.env_gateway.adapters.fleet.heartbeats import Heartbeats
-from services.env_gateway.adapters.process import SupervisedProcess
-from services.env_gateway.backend_config import FLEET_URL, FleetConfig
-from services.env_gateway.config import EnvGatewayConfig
-from services.env_gateway.grading import Grade, Reason
+from services.env_gateway.adapters.supervised_server import SupervisedProcess
+from services.env_gateway.config.backends import FLEET_URL, FleetConfig
+from services.env_gateway.config.gateway import EnvGatewayConfig
+from services.env_gateway.episodes.session import Outcome, Session
+from services.env_gateway.episodes.task_format import parse_task
+from services.env_gateway.grading.verdict import Grade, Reason
 from services.env_gateway.ports import BackendError, Provision
-from services.env_gateway.session import Outcome, Session
-from services.env_gateway.tasks import parse_task
 from tests.env_gateway.backends.bench import TIMEOUT_S, Bench
 from tests.env_gateway.backends.fleet_harness import Emulator, fleet_bench
 from tests.env_gateway.grading_gateway import solve

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from services.env_gateway.adapters.fleet.backend import FleetBackend
-from services.env_gateway.grading import Reason
+from services.env_gateway.grading.verdict import Reason
 from tests.env_gateway.backends.fleet_harness import Emulator, fleet_bench
 
 

@@ -24,7 +24,8 @@ from services.env_gateway.adapters.fleet_openenv.backend import (
 )
 from services.env_gateway.adapters.fleet_openenv.codec import parts_of
 from services.env_gateway.adapters.fleet_openenv.process import WorkerProcess
-from services.env_gateway.backend_config import FleetOpenEnvConfig
+from services.env_gateway.config.backends import FleetOpenEnvConfig
+from services.env_gateway.episodes.task_format import parse_task
 from services.env_gateway.ports import (
     BackendError,
     Execution,
@@ -36,7 +37,6 @@ from services.env_gateway.ports import (
     Submission,
     Text,
 )
-from services.env_gateway.tasks import parse_task
 from tests.env_gateway.fleet_openenv_fork import ControlPlane, write_fork
 from tests.env_gateway.support import task_json, until
 

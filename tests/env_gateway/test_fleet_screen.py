@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from services.env_gateway.adapters.fleet.screen import first_picture
-from services.env_gateway.episodes import State
+from services.env_gateway.episodes.leases import State
+from services.env_gateway.episodes.session import Outcome, Session
+from services.env_gateway.episodes.task_format import parse_task
 from services.env_gateway.ports import BackendError, CallResult, Media, Orphan, Provision, Text
-from services.env_gateway.session import Outcome, Session
-from services.env_gateway.tasks import parse_task
 from tests.env_gateway.backends.bench import TIMEOUT_S, Bench
 from tests.env_gateway.backends.fleet_harness import Emulator, fleet_bench
 from tests.env_gateway.support import open_spec, opened, states

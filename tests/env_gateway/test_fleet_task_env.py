@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from services.env_gateway import codec
-from services.env_gateway.grading import Reason
+from services.env_gateway.api import codec
+from services.env_gateway.episodes.session import Outcome
+from services.env_gateway.grading.verdict import Reason
 from services.env_gateway.ports import CallResult, Execution, Media, Text, Tool
-from services.env_gateway.session import Outcome
 from tests.env_gateway.fleet_task_envs import Here, observation
 
 
@@ -142,7 +142,7 @@ def test_a_task_on_a_screen_begins_with_a_screenshot(here: Here, shown: bool) ->
 def test_a_grade_that_is_not_known_is_none(
     here: Here, execution: Execution, error: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.env_gateway.verdicts._BASE_S", 0.001)
+    monkeypatch.setattr("services.env_gateway.grading.grader._BASE_S", 0.001)
     here.grader.executions.extend([execution] * 4)
     with here.env() as env:
         env.reset()

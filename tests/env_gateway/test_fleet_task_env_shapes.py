@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.env_gateway.clients.shapes import (
+from services.env_gateway.clients.fleet_shapes import (
     normalize_schema,
     openai_tool,
     tool_error,

@@ -7,15 +7,15 @@ import pytest
 from services.common.errors import ConfigError
 from services.common.tls import TLS_VARIABLE
 from services.env_gateway.clients.fleet_task_env import make_fleet_task_env
-from services.launcher import identity
+from services.launcher.security import certificates
 from tests.common.outsiders import RUN, beyond_loopback, run
 from tests.env_gateway.fleet_task_envs import TASK, Here
 from tests.env_gateway.threaded import TOKEN, served
 
 
 def test_an_episode_is_played_under_tls(tmp_path: Path) -> None:
-    identity.store_run(tmp_path, run())
-    own = identity.folder_of(tmp_path, RUN) / "rollout"
+    certificates.store_run(tmp_path, run())
+    own = certificates.folder_of(tmp_path, RUN) / "rollout"
     at = served(listen=f"{beyond_loopback()}:0", tls=run().tls("env_gateway"))
     with at as gateway:
         env = Here(gateway).env(tls_dir=own)

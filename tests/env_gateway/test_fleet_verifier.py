@@ -10,7 +10,7 @@ import cloudpickle
 import pytest
 
 from services.env_gateway.adapters.fleet.verifier import arguments_of, bundle_of, execution_of
-from services.env_gateway.grading import Reason, judge
+from services.env_gateway.grading.verdict import Reason, judge
 
 SOURCE = "def verify(env, final_answer=None):\n    return 1\n"
 

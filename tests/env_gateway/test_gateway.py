@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
-from services.env_gateway.episodes import ANSWERS_KEPT, CallSeqError, EpisodeLostError, State
-from services.env_gateway.gateway import Gateway
-from services.env_gateway.grading import Reason
+from services.env_gateway.episodes.gateway import Gateway
+from services.env_gateway.episodes.leases import ANSWERS_KEPT, CallSeqError, EpisodeLostError, State
+from services.env_gateway.episodes.session import Outcome, Session
+from services.env_gateway.grading.verdict import Reason
 from services.env_gateway.ports import BackendError, CallResult, Execution
-from services.env_gateway.session import Outcome, Session
 from tests.env_gateway.support import open_spec, opened, running, states, task_json, until
 
 
@@ -228,7 +228,7 @@ async def test_an_environment_that_refuses_fails_the_open_and_frees_its_place() 
 async def test_closing_is_tried_until_the_instance_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.env_gateway.closing._BASE_S", 0.001)
+    monkeypatch.setattr("services.env_gateway.episodes.instance_deletion._BASE_S", 0.001)
     backend = FakeBackend()
     backend.fail("close", *(failure(delivered=None) for _ in range(4)))
     async with running(backend) as gateway:

@@ -8,17 +8,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
-from services.env_gateway.config import VerifiersConfig
-from services.env_gateway.gateway import Gateway
-from services.env_gateway.grading import (
-    Grade,
-    Reason,
-    judge,
-    partial_reward,
-)
+from services.env_gateway.config.gateway import VerifiersConfig
+from services.env_gateway.episodes.gateway import Gateway
+from services.env_gateway.grading.verdict import Grade, Reason, judge, partial_reward
 from services.env_gateway.ports import BackendError, Execution
 from services.env_gateway.verify.pool import VerifierPool
-from services.env_gateway.verify.shape import VerifierError, find_verifier
+from services.env_gateway.verify.source_shape import VerifierError, find_verifier
 from tests.env_gateway.support import open_spec, opened, printed_checks, running, task_json
 
 # In the style of Fleet's verifiers over several apps: one line each, and the least of all counts.

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from services.env_gateway.adapters.build import build
-from services.env_gateway.config import EnvGatewayConfig
-from services.env_gateway.gateway import Gateway
-from services.env_gateway.session import Outcome
+from services.env_gateway.config.gateway import EnvGatewayConfig
+from services.env_gateway.episodes.gateway import Gateway
+from services.env_gateway.episodes.session import Outcome
 from tests.env_gateway.backends.embedded_harness import Harness as Embedded
 from tests.env_gateway.backends.fleet_harness import Harness as Fleet
 from tests.env_gateway.backends.harness import BackendHarness

@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from services.env_gateway.adapters.fake import FakeBackend
 from services.env_gateway.adapters.fleet.heartbeats import Heartbeats
 from services.env_gateway.adapters.fleet.schedule import BeatSchedule
-from services.env_gateway.alarms import LateHeartbeats, Lateness
-from services.env_gateway.overview import keep_alarms
+from services.env_gateway.api.alarms import LateHeartbeats, Lateness
+from services.env_gateway.api.status import keep_alarms
 from services.env_gateway.ports import BackendError
 from tests.env_gateway.support import running
 from tests.env_gateway.virtual_time import in_virtual_time

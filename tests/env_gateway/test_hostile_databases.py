@@ -20,13 +20,13 @@ from services.env_gateway.adapters import database_dump as dump
 from services.env_gateway.adapters.fleet.wire import Snapshots, State, rows_of, state_of
 from services.env_gateway.adapters.http_client import http_session
 from services.env_gateway.adapters.mcp.backend import McpBackend
-from services.env_gateway.adapters.process import FixedAddress
-from services.env_gateway.backend_config import McpConfig
-from services.env_gateway.config import EnvGatewayConfig
-from services.env_gateway.gateway import Gateway
-from services.env_gateway.grading import Reason
+from services.env_gateway.adapters.supervised_server import FixedAddress
+from services.env_gateway.config.backends import McpConfig
+from services.env_gateway.config.gateway import EnvGatewayConfig
+from services.env_gateway.episodes.gateway import Gateway
+from services.env_gateway.episodes.task_format import Task
+from services.env_gateway.grading.verdict import Reason
 from services.env_gateway.ports import QueryError, Rows
-from services.env_gateway.tasks import Task
 from tests.env_gateway.grading_gateway import grading_gateway
 from tests.env_gateway.http_server import serving_app
 from tests.env_gateway.support import open_spec, opened

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from services.env_gateway.limits import Admission, OverLimitError, QueueFullError, Ticket
+from services.env_gateway.limits.admission import Admission, OverLimitError, QueueFullError, Ticket
 
 WAIT_S = 5.0
 

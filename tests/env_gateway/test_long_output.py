@@ -5,12 +5,12 @@ import time
 
 import pytest
 
-from services.env_gateway.authorship import authorship_of
-from services.env_gateway.grading import Reason, judge
+from services.env_gateway.episodes.task_format import Task
+from services.env_gateway.grading.authorship import authorship_of
+from services.env_gateway.grading.policy_writings import Phrase, Writings
+from services.env_gateway.grading.verdict import Reason, judge
 from services.env_gateway.ports import Execution, Submission
-from services.env_gateway.tasks import Task
 from services.env_gateway.verify.worker import Bounded
-from services.env_gateway.writings import Phrase, Writings
 from tests.env_gateway.support import printed_checks
 
 OPENED = ">>> ERROR_ACCUMULATOR >>>\n"

@@ -14,14 +14,14 @@ import pytest
 from environments.tasks import make_task
 from services.env_gateway.adapters.http_client import http_session
 from services.env_gateway.adapters.mcp.backend import McpBackend
-from services.env_gateway.adapters.process import FixedAddress, SupervisedProcess
-from services.env_gateway.backend_config import McpConfig
-from services.env_gateway.config import EnvGatewayConfig
-from services.env_gateway.gateway import Gateway
-from services.env_gateway.grading import Reason
+from services.env_gateway.adapters.supervised_server import FixedAddress, SupervisedProcess
+from services.env_gateway.config.backends import McpConfig
+from services.env_gateway.config.gateway import EnvGatewayConfig
+from services.env_gateway.episodes.gateway import Gateway
+from services.env_gateway.episodes.session import Outcome
+from services.env_gateway.episodes.task_format import parse_task
+from services.env_gateway.grading.verdict import Reason
 from services.env_gateway.ports import BackendError, Provision, Watched
-from services.env_gateway.session import Outcome
-from services.env_gateway.tasks import parse_task
 from tests.env_gateway.grading_gateway import grading_gateway
 from tests.env_gateway.support import open_spec, opened, until
 

@@ -6,10 +6,10 @@ from aiohttp import web
 
 from services.env_gateway.adapters.http_client import http_session
 from services.env_gateway.adapters.mcp.backend import McpBackend
-from services.env_gateway.adapters.process import FixedAddress
-from services.env_gateway.backend_config import McpConfig
+from services.env_gateway.adapters.supervised_server import FixedAddress
+from services.env_gateway.config.backends import McpConfig
+from services.env_gateway.episodes.task_format import parse_task
 from services.env_gateway.ports import Provision
-from services.env_gateway.tasks import parse_task
 from tests.env_gateway.support import task_json
 from tests.env_gateway.test_mcp_client import answer, session_with
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from services.env_gateway.adapters.mcp.stdio import McpStdioBackend, StdioInstance
-from services.env_gateway.backend_config import McpConfig
+from services.env_gateway.config.backends import McpConfig
+from services.env_gateway.episodes.task_format import parse_task
 from services.env_gateway.ports import BackendError, Provision, Text
-from services.env_gateway.tasks import parse_task
 from tests.env_gateway.support import task_json, until
 
 SERVER = Path(__file__).with_name("stdio_server.py")

@@ -13,7 +13,6 @@ import pytest
 
 from services.common.large_values import aside_of, dump_json_aside, size_of
 from services.common.parsing import ASIDE_BYTES
-from services.env_gateway import verdicts
 from services.env_gateway.adapters import database_dump as dump
 from services.env_gateway.adapters.embedded.backend import EmbeddedInstance
 from services.env_gateway.adapters.fleet.screen import first_picture
@@ -22,19 +21,20 @@ from services.env_gateway.adapters.fleet_openenv.backend import FleetOpenEnvInst
 from services.env_gateway.adapters.mcp.client import McpSession
 from services.env_gateway.adapters.mcp.stdio import StdioInstance
 from services.env_gateway.adapters.openenv.backend import OpenEnvInstance
-from services.env_gateway.authorship import NOBODY
-from services.env_gateway.backend_config import OpenEnvConfig
-from services.env_gateway.computer import Screen, media, unscaled
-from services.env_gateway.config import ScreenConfig
+from services.env_gateway.api.episode_service import conversation_of
+from services.env_gateway.config.backends import OpenEnvConfig
+from services.env_gateway.config.gateway import ScreenConfig
+from services.env_gateway.episodes.session import MediaStore
+from services.env_gateway.episodes.task_format import Task
+from services.env_gateway.grading import grader
+from services.env_gateway.grading.authorship import NOBODY
 from services.env_gateway.ports import CallResult, Execution, Rows, Submission, Text, Tool
-from services.env_gateway.service import conversation_of
-from services.env_gateway.session import MediaStore
-from services.env_gateway.tasks import Task
+from services.env_gateway.tools.computer_tool import Screen, media, unscaled
 from services.env_gateway.verify.process import WorkerProcess
 from services.env_gateway.verify.protocol import Budget
 
 MOST_S = 0.01
-VERDICTS: Any = verdicts
+VERDICTS: Any = grader
 MIB = 2**20
 PICTURE = base64.b64encode(b"\x89PNG" + b"p" * (11 * MIB)).decode()
 SHOWN = json.dumps({"base64_image": PICTURE})

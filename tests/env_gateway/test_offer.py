@@ -3,10 +3,10 @@
 import pytest
 
 from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
-from services.env_gateway.offer import NothingToOfferError, offered
+from services.env_gateway.episodes.session import Outcome
+from services.env_gateway.episodes.task_format import TaskError, parse_task
 from services.env_gateway.ports import Execution, Text, Tool
-from services.env_gateway.session import Outcome
-from services.env_gateway.tasks import TaskError, parse_task
+from services.env_gateway.tools.tool_selection import NothingToOfferError, offered
 from tests.env_gateway.support import open_spec, opened, running, task_json
 
 TOOLS = [Tool(name, "", '{"type": "object"}') for name in ("search", "computer", "book")]

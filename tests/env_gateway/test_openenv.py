@@ -18,10 +18,12 @@ from environments.oracle import plan
 from environments.tasks import make_task
 from environments.verdict import run_verifier
 from services.env_gateway.adapters.openenv.backend import OpenEnvBackend, OpenEnvInstance, build
-from services.env_gateway.backend_config import OpenEnvConfig
-from services.env_gateway.config import EnvGatewayConfig
-from services.env_gateway.episodes import State
-from services.env_gateway.grading import Reason
+from services.env_gateway.config.backends import OpenEnvConfig
+from services.env_gateway.config.gateway import EnvGatewayConfig
+from services.env_gateway.episodes.leases import State
+from services.env_gateway.episodes.session import Outcome
+from services.env_gateway.episodes.task_format import parse_task
+from services.env_gateway.grading.verdict import Reason
 from services.env_gateway.ports import (
     BackendError,
     CallResult,
@@ -34,8 +36,6 @@ from services.env_gateway.ports import (
     Text,
     Tool,
 )
-from services.env_gateway.session import Outcome
-from services.env_gateway.tasks import parse_task
 from tests.env_gateway.grading_gateway import grading_gateway
 from tests.env_gateway.openenv_servers import announced, example_command
 from tests.env_gateway.support import open_spec, opened, states

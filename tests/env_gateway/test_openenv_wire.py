@@ -19,9 +19,9 @@ from services.common.parsing import Limits
 from services.env_gateway.adapters.openenv import codec
 from services.env_gateway.adapters.openenv.backend import OpenEnvInstance
 from services.env_gateway.adapters.openenv.wire import Channel, Refusal, connect
-from services.env_gateway.backend_config import OpenEnvConfig
+from services.env_gateway.config.backends import OpenEnvConfig
+from services.env_gateway.episodes.task_format import parse_task
 from services.env_gateway.ports import BackendError, Media, Text
-from services.env_gateway.tasks import parse_task
 from tests.env_gateway.http_server import serving_app
 from tests.env_gateway.support import task_json, until
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
-from services.env_gateway.adaptive import AdaptiveLimit, Breaker, BreakerState
-from services.env_gateway.evidence import Observer, UsualTime
-from services.env_gateway.gates import Gate, NoPlaceError
-from services.env_gateway.gateway import Gateway
-from services.env_gateway.grading import Reason
+from services.env_gateway.episodes.gateway import Gateway
+from services.env_gateway.episodes.session import Answer, Outcome, Session
+from services.env_gateway.grading.verdict import Reason
+from services.env_gateway.limits.adaptive_concurrency import AdaptiveLimit, Breaker, BreakerState
+from services.env_gateway.limits.backend_health import Observer, UsualTime
+from services.env_gateway.limits.gates import Gate, NoPlaceError
 from services.env_gateway.ports import BackendError, CallResult
-from services.env_gateway.session import Answer, Outcome, Session
 from tests.env_gateway.support import open_spec, opened, running, task_json, until
 
 # Retries enough for whatever a test does to the environment.

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 import pytest_asyncio
 
-from services.env_gateway.grading import judge
+from services.env_gateway.grading.verdict import judge
 from services.env_gateway.ports import Execution
 from tests.env_gateway.escapes import (
     exhausting,

@@ -13,11 +13,11 @@ from typing import Any
 from aiohttp import web
 
 from services.env_gateway.adapters.build import build
-from services.env_gateway.adaptive import BreakerState
-from services.env_gateway.config import EnvGatewayConfig
-from services.env_gateway.gateway import Gateway
+from services.env_gateway.config.gateway import EnvGatewayConfig
+from services.env_gateway.episodes.gateway import Gateway
+from services.env_gateway.episodes.session import Answer, Outcome, Session
+from services.env_gateway.limits.adaptive_concurrency import BreakerState
 from services.env_gateway.ports import Text
-from services.env_gateway.session import Answer, Outcome, Session
 from tests.env_gateway.grading_gateway import grading_gateway
 from tests.env_gateway.http_server import serving_app
 from tests.env_gateway.napping_server import TOOL

@@ -132,7 +132,7 @@ async def play(gateway: Client) -> str:
 
 
 async def flotilla(*arguments: str) -> tuple[int, str]:
-    command = (sys.executable, "-m", "services.launcher.cli", "env", "status", *arguments)
+    command = (sys.executable, "-m", "services.launcher.cli.app", "env", "status", *arguments)
     started = await asyncio.create_subprocess_exec(
         *command,
         stdout=asyncio.subprocess.PIPE,

@@ -10,13 +10,13 @@ import pytest
 from environments.gsm8k.__main__ import make_tasks
 from environments.gsm8k.dataset import Question
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
-from services.env_gateway import codec
 from services.env_gateway.adapters.build import build
 from services.env_gateway.adapters.fake import FakeBackend
-from services.env_gateway.config import EnvGatewayConfig
-from services.env_gateway.episodes import State
-from services.env_gateway.gateway import Gateway
-from services.env_gateway.session import Outcome
+from services.env_gateway.api import codec
+from services.env_gateway.config.gateway import EnvGatewayConfig
+from services.env_gateway.episodes.gateway import Gateway
+from services.env_gateway.episodes.leases import State
+from services.env_gateway.episodes.session import Outcome
 from tests.env_gateway.grading_gateway import embedded_gateway, grading_gateway
 from tests.env_gateway.support import open_spec, opened, running, states, task_json
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from services.env_gateway import codec
 from services.env_gateway.adapters.fake import FakeBackend
 from services.env_gateway.adapters.fleet import wire as fleet_wire
-from services.env_gateway.adapters.process import SupervisedProcess
-from services.env_gateway.episodes import State
-from services.env_gateway.grading import Grade, Reason
-from services.env_gateway.journal import Journal
+from services.env_gateway.adapters.supervised_server import SupervisedProcess
+from services.env_gateway.api import codec
+from services.env_gateway.episodes.instance_journal import Journal
+from services.env_gateway.episodes.leases import State
+from services.env_gateway.episodes.session import Outcome
+from services.env_gateway.grading.verdict import Grade, Reason
 from services.env_gateway.ports import BackendError, Tool
-from services.env_gateway.session import Outcome
 from tests.env_gateway.support import open_spec, opened, running, states, until
 
 
@@ -45,7 +45,7 @@ async def test_a_call_that_goes_wrong_in_any_way_is_of_unknown_outcome_and_taint
 async def test_a_close_that_goes_wrong_in_any_way_is_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.env_gateway.closing._BASE_S", 0.001)
+    monkeypatch.setattr("services.env_gateway.episodes.instance_deletion._BASE_S", 0.001)
     backend = FakeBackend()
     backend.fail("close", KeyError("status"), OSError("no more files"))
     async with running(backend) as gateway:

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from services.env_gateway import codec
 from services.env_gateway.adapters.fake import FakeBackend, FakeGrader
 from services.env_gateway.adapters.fleet.verifier import execution_of
-from services.env_gateway.gateway import Gateway
-from services.env_gateway.grading import Grade, Reason, judge
+from services.env_gateway.api import codec
+from services.env_gateway.episodes.gateway import Gateway
+from services.env_gateway.grading.verdict import Grade, Reason, judge
 from services.env_gateway.ports import CallResult, Execution, Media, Report, Text
 from services.env_gateway.verify.pool import VerifierPool
 from services.env_gateway.verify.protocol import Done, ProtocolError, parse

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from services.env_gateway.gateway import Gateway
-from services.env_gateway.grading import Grade, Reason
-from services.env_gateway.session import Session
+from services.env_gateway.episodes.gateway import Gateway
+from services.env_gateway.episodes.session import Session
+from services.env_gateway.grading.verdict import Grade, Reason
 from tests.env_gateway.backends.fleet_harness import Emulator, fleet_bench
 
 

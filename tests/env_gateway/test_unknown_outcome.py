@@ -6,14 +6,14 @@ import json
 import pytest
 from PIL import Image
 
-from services.env_gateway import computer
-from services.env_gateway.adapters import images
+from services.env_gateway.adapters import image_scaling
 from services.env_gateway.adapters.fake import TOOLS, FakeBackend
-from services.env_gateway.computer import media
-from services.env_gateway.gateway import Gateway
-from services.env_gateway.grading import Reason
+from services.env_gateway.episodes.gateway import Gateway
+from services.env_gateway.episodes.session import Answer, Outcome, Session
+from services.env_gateway.grading.verdict import Reason
 from services.env_gateway.ports import BackendError, CallResult, Text, Tool
-from services.env_gateway.session import Answer, Outcome, Session
+from services.env_gateway.tools import computer_tool
+from services.env_gateway.tools.computer_tool import media
 from tests.env_gateway.support import open_spec, opened, running, task_json
 
 SET = Tool("set", "Sets the counter.", '{"type": "object"}', idempotent=True)
@@ -112,5 +112,5 @@ def broken_png() -> bytes:
 
 
 async def test_a_picture_whose_end_is_broken_is_unreadable() -> None:
-    with pytest.raises(computer.UnreadableImageError):
-        await images.scale(media(broken_png(), "image/png"), 64)
+    with pytest.raises(computer_tool.UnreadableImageError):
+        await image_scaling.scale(media(broken_png(), "image/png"), 64)

@@ -9,11 +9,11 @@ import pytest
 
 from services.common.errors import ConfigError
 from services.env_gateway.adapters.mcp.stdio import McpStdioBackend
-from services.env_gateway.backend_config import McpConfig
-from services.env_gateway.config import EnvGatewayConfig
-from services.env_gateway.gateway import Gateway
-from services.env_gateway.grading import Grade
-from services.env_gateway.verdicts import load_verifiers
+from services.env_gateway.config.backends import McpConfig
+from services.env_gateway.config.gateway import EnvGatewayConfig
+from services.env_gateway.episodes.gateway import Gateway
+from services.env_gateway.grading.grader import load_verifiers
+from services.env_gateway.grading.verdict import Grade
 from tests.env_gateway.grading_gateway import grading_gateway
 from tests.env_gateway.support import open_spec, opened, task_json
 

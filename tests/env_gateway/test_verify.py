@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from services.env_gateway.grading import judge
+from services.env_gateway.grading.verdict import judge
 from services.env_gateway.ports import (
     BackendError,
     Execution,
@@ -18,7 +18,11 @@ from services.env_gateway.ports import (
     SqlValue,
     Verification,
 )
-from services.env_gateway.verify.dialect import (
+from services.env_gateway.verify.change_rules import IgnoreConfig
+from services.env_gateway.verify.pool import VerifierPool
+from services.env_gateway.verify.protocol import Budget, ProtocolError, parse
+from services.env_gateway.verify.source_shape import find_verifier
+from services.env_gateway.verify.verifier_globals import (
     Database,
     contains_number,
     extract_numbers,
@@ -26,10 +30,6 @@ from services.env_gateway.verify.dialect import (
     normalized_string_comparison,
     without_fleet,
 )
-from services.env_gateway.verify.pool import VerifierPool
-from services.env_gateway.verify.protocol import Budget, ProtocolError, parse
-from services.env_gateway.verify.rules import IgnoreConfig
-from services.env_gateway.verify.shape import find_verifier
 
 SEED = """
 CREATE TABLE bookings (id INTEGER PRIMARY KEY, guest TEXT, hotel_id INT, extra TEXT);

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.env_gateway.verify import dialect
+from services.env_gateway.verify import verifier_globals
 from tests.env_gateway.fleet_engines import (
     COLUMNS,
     JSON,
@@ -150,11 +150,11 @@ TEXTS = st.text(alphabet="aB1,.-! \n{}é0") | st.sampled_from(["1,200", "-3.5", 
 @pytest.mark.parametrize("name", HELPERS)
 @given(st.data())
 def test_text_helpers_answer_as_fleets(name: str, data: st.DataObject) -> None:
-    ours, theirs = getattr(dialect, name), getattr(local_executor, name)
+    ours, theirs = getattr(verifier_globals, name), getattr(local_executor, name)
     first = data.draw(TEXTS)
     second = data.draw(TEXTS if name == "contains_number" else TEXTS | st.lists(TEXTS, max_size=2))
     assert ours(first, second) == theirs(first, second)
-    assert dialect.extract_numbers(first) == local_executor.extract_numbers(first)
+    assert verifier_globals.extract_numbers(first) == local_executor.extract_numbers(first)
 
 
 VERIFIERS = [
@@ -182,9 +182,9 @@ def test_whole_verifiers_end_alike(tmp_path: Path, source: str, data: st.DataObj
     before, after = data.draw(pairs(PLAIN))
     with opened(tmp_path, before, after) as engines:
         theirs = local_executor.execute_verifier_local(source, *engines.paths)
-        environment = dialect.Environment(engines.run)
-        names = dialect.verifier_globals()
-        exec(dialect.without_fleet(source), names)
+        environment = verifier_globals.Environment(engines.run)
+        names = verifier_globals.verifier_globals()
+        exec(verifier_globals.without_fleet(source), names)
         try:
             value, failed = names["v"](environment), False
         except Exception:  # noqa: BLE001

@@ -9,12 +9,12 @@ import pytest
 
 from environments.api import Instance
 from services.env_gateway.adapters.embedded.backend import EmbeddedBackend
-from services.env_gateway.backend_config import EmbeddedConfig
-from services.env_gateway.config import EnvGatewayConfig
-from services.env_gateway.gateway import Gateway
-from services.env_gateway.journal import Journal
-from services.env_gateway.session import Outcome
-from services.env_gateway.verdicts import VerifierRunner
+from services.env_gateway.config.backends import EmbeddedConfig
+from services.env_gateway.config.gateway import EnvGatewayConfig
+from services.env_gateway.episodes.gateway import Gateway
+from services.env_gateway.episodes.instance_journal import Journal
+from services.env_gateway.episodes.session import Outcome
+from services.env_gateway.grading.grader import VerifierRunner
 from services.env_gateway.verify.pool import VerifierPool
 from tests.env_gateway.support import open_spec, opened
 from tests.environments.fleet_booking_file import SOLUTIONS, TASKS, needs_tasks, open_task

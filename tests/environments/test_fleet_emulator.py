@@ -305,7 +305,7 @@ def test_a_wrong_option_is_refused_precisely(
 
 
 def test_flotilla_starts_the_emulator_and_teaches_its_two_variables() -> None:
-    flotilla = [sys.executable, "-m", "services.launcher.cli", "emulator", "--help"]
+    flotilla = [sys.executable, "-m", "services.launcher.cli.app", "emulator", "--help"]
     shown = subprocess.run(flotilla, capture_output=True, text=True, timeout=20)
     assert shown.returncode == 0
     assert "export FLEET_BASE_URL=http://127.0.0.1:8900 FLEET_API_KEY=anything" in shown.stdout

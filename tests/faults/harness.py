@@ -17,8 +17,8 @@ import psutil
 from environments.scenario import APPS
 from environments.tasks import make_tasks
 from services.common.shared_memory import SHARED_MEMORY
-from services.launcher import address_file
-from services.learner.journal.rows import accounts
+from services.launcher import launcher_address
+from services.learner.journal.row_codec import accounts
 from services.learner.journal.store import FILE_NAME
 from tests.launcher.harness import left_running, start_cli
 
@@ -29,7 +29,7 @@ GATEWAY = "services.env_gateway"
 ENVIRONMENTS = "environments.serve"
 LEARNER = "services.learner"
 RANK = "services.learner.rank"
-WEIGHTS = "services.learner.weight_server"
+WEIGHTS = "services.learner.weights.weight_server"
 VLLM_ROLLOUT = "services.rollout"
 TASKS = 60
 # What vLLM calls the process that holds the model.
@@ -203,7 +203,7 @@ class FaultRun:
         self._process.kill()
 
     def kill_launcher(self) -> None:
-        address = address_file.read(self.runs)
+        address = launcher_address.read(self.runs)
         assert address is not None
         os.kill(address.pid, signal.SIGKILL)
 

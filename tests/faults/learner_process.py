@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from services.learner.adapters.fake import FakeRanks
-from services.learner.adapters.trackers_jsonl import JsonlTracker
-from services.learner.assemble import run_learner
-from services.learner.vendors import Vendors
+from services.learner.app import run_learner
+from services.learner.dependencies import Vendors
+from services.learner.ranks.fake import FakeRanks
+from services.learner.tracking.adapters.jsonl import JsonlTracker
 from tests.learner.support import TOKENIZER, make_config, make_runtime
 
 STEPS = 6

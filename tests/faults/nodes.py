@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.launcher import identity
+from services.launcher.security import certificates
 from tests.common.outsiders import RUN, beyond_loopback, run
 from tests.faults.harness import ROLLOUT
 
@@ -32,8 +32,8 @@ class Nodes:
         self.folder = folder / RUN
         self._spec = folder / "spec.json"
         self._spec.write_text(json.dumps(spec))
-        identity.store_run(folder, run())
-        self._identity = identity.folder_of(folder, RUN)
+        certificates.store_run(folder, run())
+        self._identity = certificates.folder_of(folder, RUN)
         self._started: list[asyncio.subprocess.Process] = []
 
     async def start(self, service: str, *arguments: str) -> Node:
@@ -50,7 +50,7 @@ class Nodes:
         """A second machine of the learner, with a folder of its own."""
         folder = self.folder.with_name("learner-node-1")
         return await self._run(
-            *("learner", "services.learner.nodes", folder.with_suffix(".log")),
+            *("learner", "services.learner.ranks", folder.with_suffix(".log")),
             *("--run-dir", str(folder), "--replica", "1"),
             *("--peer", f"learner={learner.address}", *arguments),
         )

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from services.common.config import parse
 from services.common.spec import PolicyConfig
-from services.learner.adapters.ranks_local import LocalRanks
-from services.learner.config import LearnerConfig
+from services.learner.config.learner import LearnerConfig
 from services.learner.groups.batcher import train_batch
 from services.learner.journal.store import open_journal
+from services.learner.ranks.local import LocalRanks
 from tests.faults.harness import FaultRun
 
 

@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from services.common.main import Runtime, entry
+from services.common.service_main import Runtime, entry
 from services.rollout.__main__ import DOC, load, registry
-from services.rollout.config import RolloutConfig
+from services.rollout.config.rollout import RolloutConfig
 
 if TYPE_CHECKING:
     from services.rollout.ports import Tokenizer

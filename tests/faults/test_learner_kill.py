@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from services.learner.adapters.fake import FakeRanks
 from services.learner.groups.batcher import train_batch
 from services.learner.journal.store import FILE_NAME, open_journal
+from services.learner.ranks.fake import FakeRanks
 from tests.faults.learner_process import STEPS
 from tests.learner.support import FakeWorker, free_port
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from services.learner.adapters.remote_fsspec import open_store
+from services.learner.checkpoints.adapters.fsspec_store import open_store
 from services.learner.checkpoints.remote_layout import stamps
 from services.learner.ports import RemoteStore
 from tests.faults.harness import GATEWAY, LEARNER, RANK, ROLLOUT, FaultRun

@@ -7,8 +7,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from services.learner.adapters.weights_shm import WeightServer
-from services.learner.weight_server import Start
+from services.learner.weights.weight_server import Start
+from services.learner.weights.weight_server_process import WeightServer
 from tests.common.outsiders import beyond_loopback, member, other_run, outsiders, run
 from tests.contract.everything import of_service, refusals
 from tests.faults.harness import spec

@@ -16,9 +16,9 @@ import pytest
 from flotilla.learner.v1 import group_service_pb2, group_service_pb2_grpc
 from services.common import rpc
 from services.common.shared_memory import SHARED_MEMORY
-from services.launcher.unit.notices import UNTOLD_LEFT_S
-from services.launcher.units import EXIT_PREEMPTED
-from services.learner.adapters.remote_fsspec import open_store
+from services.launcher.agent.preemption import UNTOLD_LEFT_S
+from services.launcher.control.agent_reports import EXIT_PREEMPTED
+from services.learner.checkpoints.adapters.fsspec_store import open_store
 from services.learner.checkpoints.remote_layout import Stamp, stamps
 from services.learner.journal.store import FILE_NAME
 from tests.faults.harness import LIMIT_S, runs, spec
@@ -80,7 +80,7 @@ class Rented:
     async def take_away(self, machine: str) -> None:
         """Give notice, and return when its watcher has ended, which has to be in time."""
         folder = self.machines / machine
-        watchers = [p for p in processes(folder) if "services.launcher.unit" in p.cmdline()]
+        watchers = [p for p in processes(folder) if "services.launcher.agent" in p.cmdline()]
         assert watchers, self.state()
         began = time.monotonic()
         (folder / NOTICE).touch()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from services.launcher.adapters.local import LocalBackend
+from services.launcher.backends.local.backend import LocalBackend
 from services.launcher.ports import Launch
 from tests.faults.harness import runs
 

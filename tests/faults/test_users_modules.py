@@ -25,17 +25,17 @@ NAMES = (
 EXCEPTIONS = {
     "services/common/interpreter.py",
     # A user's command, of which `python` is the first word.
-    "services/launcher/prepare.py",
+    "services/launcher/control/prepare_commands.py",
     "services/common/tied_child.py",
     # By path, and it puts another folder in place of its own.
     "services/env_gateway/adapters/fleet_openenv/backend.py",
     # Isolated altogether, by -I.
     "services/env_gateway/verify/sandbox.py",
-    "services/env_gateway/verify/finding.py",
+    "services/env_gateway/verify/find_verifier.py",
     # Remembers by which interpreter an episode was played.
-    "services/launcher/doctor/played.py",
+    "services/launcher/doctor/canary_results.py",
     # Hand an interpreter on to what runs it by `interpreter.python`.
-    "services/launcher/doctor/subject.py",
+    "services/launcher/doctor/run_context.py",
     "services/launcher/doctor/echo_server.py",
     "services/launcher/doctor/clouds.py",
     # Finds a program that was installed beside it.

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from services.common import fingerprint as reference
-from services.learner.algorithm_config import AlgorithmConfig
-from services.learner.config import OptimizerConfig
-from services.learner.rank.config import RankConfig
+from services.learner.config.algorithm import AlgorithmConfig
+from services.learner.config.learner import OptimizerConfig
+from services.learner.config.rank import RankConfig
 from services.learner.rank.model import canary_token_ids, load, score
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.publish import WeightSlots, checksum64

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from services.common.config import Model
 from services.common.errors import ConfigError
-from services.common.main import Runtime, entry
-from services.common.membership import RaisedAlarm, RegistryContract, Status
+from services.common.run_membership import RaisedAlarm, RegistryContract, Status
+from services.common.service_main import Runtime, entry
 
 ALARM = RaisedAlarm("late_heartbeats", "fleet", "error", 0, "3 of 9 were not heard of", "wait")
 

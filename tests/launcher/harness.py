@@ -19,13 +19,13 @@ from flotilla.launcher.v1 import (
     run_service_pb2_grpc,
 )
 from services.common import rpc
-from services.launcher.adapters.local import MARK, LocalBackend
-from services.launcher.cli import app
-from services.launcher.config import LauncherConfig
-from services.launcher.launcher import Equipment, Launcher
+from services.launcher.api.run_service import RegistryService, RunService
+from services.launcher.backends.local.backend import MARK, LocalBackend
+from services.launcher.cli.app import app
+from services.launcher.config.launcher import LauncherConfig
+from services.launcher.control.launcher import Equipment, Launcher
 from services.launcher.ports import NO_HOOKS, Backend, Hooks
-from services.launcher.service import RegistryService, RunService
-from services.launcher.store import Store
+from services.launcher.store.ledger import Store
 
 if TYPE_CHECKING:
     from flotilla.launcher.v1.registry_service_pb2_grpc import RegistryServiceAsyncStub
@@ -145,7 +145,7 @@ async def until(reached: Callable[[], bool], limit_s: float = 15.0) -> None:
 async def start_cli(*arguments: str) -> asyncio.subprocess.Process:
     """The `flotilla` command with its output in a pipe."""
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.launcher.cli", *arguments),
+        *(sys.executable, "-m", "services.launcher.cli.app", *arguments),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         cwd=REPOSITORY,

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from services.common.config import ConfigError
-from services.launcher.console import prepare
-from services.launcher.console.interrupts import Interrupts
-from services.launcher.console.terminal import Terminal
+from services.launcher.cli import prepare
+from services.launcher.cli.interrupts import Interrupts
+from services.launcher.cli.terminal import Terminal
 from services.launcher.plan import BadSpecError, read_spec
 from tests.launcher.harness import serving, spec
 

@@ -15,15 +15,16 @@ import pytest
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common import rpc
-from services.launcher import address_file, identity
+from services.launcher import launcher_address
 from services.launcher.__main__ import add_registry
-from services.launcher.adapters.registries import RunRegistries
-from services.launcher.config import LauncherConfig
-from services.launcher.console.connection import connected
-from services.launcher.console.interrupts import Interrupts
-from services.launcher.launcher import Equipment, Launcher
+from services.launcher.api.registry_server import RunRegistries
+from services.launcher.cli.interrupts import Interrupts
+from services.launcher.cli.launcher_client import connected
+from services.launcher.config.launcher import LauncherConfig
+from services.launcher.control.launcher import Equipment, Launcher
 from services.launcher.ports import NO_HOOKS
-from services.launcher.store import Store
+from services.launcher.security import certificates
+from services.launcher.store.ledger import Store
 from tests.common.outsiders import RUN, beyond_loopback, member, outsiders, run
 from tests.contract.everything import of_service, refusals
 from tests.launcher.test_giving_up import cli
@@ -45,9 +46,9 @@ async def launcher(runs: Path, *arguments: str) -> AsyncGenerator[asyncio.subpro
         await process.communicate()
 
 
-async def address_of(runs: Path) -> address_file.Address:
+async def address_of(runs: Path) -> launcher_address.Address:
     async with asyncio.timeout(20):
-        while (found := address_file.read(runs)) is None:  # noqa: ASYNC110 (another process)
+        while (found := launcher_address.read(runs)) is None:  # noqa: ASYNC110 (another process)
             await asyncio.sleep(0.05)
     return found
 
@@ -137,7 +138,7 @@ async def test_a_runs_registry_has_tls_where_its_replicas_are_elsewhere(
 @asynccontextmanager
 async def registry_of_a_run(runs: Path) -> AsyncGenerator[str]:
     """The address of the registry that a launcher serves to machines elsewhere."""
-    identity.store_run(runs, run())
+    certificates.store_run(runs, run())
     store = Store(runs / "launcher.sqlite")
     registries = RunRegistries(runs, lambda run_id, server: add_registry(served, run_id, server))
     served = Launcher(runs, store, Equipment({}, registries, NO_HOOKS))

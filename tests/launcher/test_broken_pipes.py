@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import sys
-from services.launcher.console.{module} import {name}
+from services.launcher.cli.{module} import {name}
 console = {name}()
 for _ in range(3):
     console.print("x" * 100_000)

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from services.launcher.runs import SERVICES
+from services.launcher.state import SERVICES
 from tests.launcher.harness import REPOSITORY
 
 # What SkyPilot's environment lacks.
@@ -36,7 +36,7 @@ KILLED = """
 import asyncio
 from pathlib import Path
 from services.common.config import canonical_json, load_spec
-from services.launcher import plan, preflight
+from services.launcher import plan; from services.launcher.control import spec_check as preflight
 asyncio.run(preflight.check(plan.read_spec(canonical_json(load_spec(Path({spec!r}))))))
 """
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from services.launcher import address_file
-from services.launcher.store import Store
+from services.launcher import launcher_address
+from services.launcher.store.ledger import Store
 from tests.launcher.harness import REPOSITORY, left_running, spec, start_cli
 
 
@@ -152,7 +152,7 @@ async def killed_with_its_launcher(process: asyncio.subprocess.Process, runs: Pa
     """Once the run is running, the command and its launcher are gone at a blow."""
     assert process.stdout is not None
     await asyncio.wait_for(read_until(process.stdout, "run running"), 30.0)
-    address = address_file.read(runs)
+    address = launcher_address.read(runs)
     assert address is not None
     process.kill()
     os.kill(address.pid, signal.SIGKILL)
@@ -181,7 +181,7 @@ async def test_a_command_whose_launcher_is_killed_goes_on_under_another(tmp_path
     process = await start_cli("train", str(path), "--runs", str(runs))
     assert process.stdout is not None
     await asyncio.wait_for(read_until(process.stdout, "run running"), 30.0)
-    address = address_file.read(runs)
+    address = launcher_address.read(runs)
     assert address is not None
     os.kill(address.pid, signal.SIGKILL)
     rest, _ = await asyncio.wait_for(process.communicate(), 60.0)
@@ -207,7 +207,7 @@ async def test_a_run_without_a_launcher_is_given_one_by_whoever_asks_for_it(
     assert len(left_running(runs)) == 3, "services outlive their launcher"
     code, output = await run_cli("status", "newest", "--runs", str(runs))
     assert (code, "running" in output) == (0, True), output
-    address = address_file.read(runs)
+    address = launcher_address.read(runs)
     assert address is not None
     again = await start_cli("train", str(path), "--resume", "--runs", str(runs))
     assert again.stdout is not None
@@ -224,7 +224,7 @@ async def test_a_run_without_a_launcher_is_given_one_by_whoever_asks_for_it(
 
 def test_help_is_quick_and_imports_nothing_heavy() -> None:
     probe = (
-        "import sys, services.launcher.cli; "
+        "import sys, services.launcher.cli.app; "
         "print([m for m in ('grpc', 'matplotlib', 'pydantic', 'numpy') if m in sys.modules])"
     )
     import subprocess
@@ -238,7 +238,7 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
 def test_every_command_has_a_help_text() -> None:
     from typer.testing import CliRunner
 
-    from services.launcher.cli import app
+    from services.launcher.cli.app import app
 
     for command in ("train", "eval", "status", "logs", "scale", "stop"):
         result = CliRunner().invoke(app, [command, "--help"])

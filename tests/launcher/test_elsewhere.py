@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from services.launcher.cli import app
-from services.launcher.console import commands, env_status, export, known, report, show
-from services.launcher.console.terminal import Terminal
+from services.launcher.cli import commands, env_status, export, report, run_source, show
+from services.launcher.cli.app import app
+from services.launcher.cli.terminal import Terminal
 from tests.common.outsiders import beyond_loopback
 from tests.launcher.harness import TOKEN, left_running
 from tests.launcher.test_beyond_loopback import a_port, address_of, launcher
@@ -159,7 +159,7 @@ def test_what_is_no_copy_of_launcher_json_is_refused_and_not_shown(
 def test_of_a_launcher_that_does_not_answer_it_is_said_what_to_look_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(known, "_CALL_S", 0.5)
+    monkeypatch.setattr(run_source, "_CALL_S", 0.5)
     gone = {"address": f"127.0.0.1:{a_port()}", "token": TOKEN}
     monkeypatch.setenv("FLOTILLA_LAUNCHER", json.dumps(gone))
     assert commands.status(None, tmp_path / "here") == 1

@@ -17,7 +17,7 @@ import pytest
 from environments.oracle import plan
 from environments.tasks import make_task
 from services.common.scratch import scratch
-from services.launcher.adapters.gateway_process import GatewayError, gateway
+from services.launcher.doctor.adapters.gateway_process import GatewayError, gateway
 
 ROOT = Path(__file__).parents[2]
 SPEC = ROOT / "deploy/runs/local.toml"
@@ -32,7 +32,14 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*arguments: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "services.launcher.cli", "env", "try", *map(str, arguments)]
+    command = [
+        sys.executable,
+        "-m",
+        "services.launcher.cli.app",
+        "env",
+        "try",
+        *map(str, arguments),
+    ]
     return subprocess.run(
         command, input=stdin, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
     )
@@ -78,7 +85,7 @@ async def test_a_gateway_that_ends_without_a_word_is_told_by_its_code_in_one_lin
 
 
 def test_a_standard_input_that_is_closed_is_an_empty_one(tasks: Path) -> None:
-    command = f"{sys.executable} -m services.launcher.cli env try {SPEC} {tasks}"
+    command = f"{sys.executable} -m services.launcher.cli.app env try {SPEC} {tasks}"
     done = subprocess.run(
         ["sh", "-c", f"{command} --env_gateway.backend=embedded <&-"],
         capture_output=True,
@@ -122,7 +129,7 @@ def test_a_signal_while_a_terminal_is_waited_for_ends_it_and_its_gateway(
     typing, terminal = pty.openpty()
     arguments = ("env", "try", str(SPEC), str(tasks), "--env_gateway.backend=embedded")
     process = subprocess.Popen(
-        [sys.executable, "-m", "services.launcher.cli", *arguments],
+        [sys.executable, "-m", "services.launcher.cli.app", *arguments],
         stdin=terminal,
         stdout=subprocess.PIPE,
         cwd=ROOT,

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.adapters.fake import FakeBackend
-from services.launcher.runs import LEARNER, ROLLOUT, Replica, ReplicaState, RunState
-from services.launcher.store import Store
-from services.launcher.supervise import Supervisor
+from services.launcher.backends.fake import FakeBackend
+from services.launcher.control.supervisor import Supervisor
+from services.launcher.state import LEARNER, ROLLOUT, Replica, ReplicaState, RunState
+from services.launcher.store.ledger import Store
 from tests.launcher.harness import Served, serving, spec, until
 from tests.launcher.test_draining import registered
 

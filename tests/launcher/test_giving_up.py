@@ -17,13 +17,13 @@ import pytest
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1 import run_service_pb2_grpc
 from services.common import rpc
-from services.launcher.console import connection, follow
-from services.launcher.console.connection import LauncherError
-from services.launcher.console.follow import Followed, Outcome, Wish, run_to_end
-from services.launcher.console.interrupts import Interrupts
-from services.launcher.console.terminal import Terminal
-from services.launcher.console.views import PlainView
-from services.launcher.console.watch import stayed
+from services.launcher.cli import follow, launcher_client
+from services.launcher.cli.follow import Followed, Outcome, Wish, run_to_end
+from services.launcher.cli.interrupts import Interrupts
+from services.launcher.cli.launcher_client import LauncherError
+from services.launcher.cli.progress_view import PlainView
+from services.launcher.cli.terminal import Terminal
+from services.launcher.cli.watch import stayed
 from tests.launcher.harness import REPOSITORY, TOKEN
 from tests.launcher.test_cli import write_spec
 
@@ -88,7 +88,7 @@ async def elsewhere(double: Hanging) -> AsyncGenerator[str]:
 @asynccontextmanager
 async def cli(secret: str, *arguments: str) -> AsyncGenerator[asyncio.subprocess.Process]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.launcher.cli", *arguments),
+        *(sys.executable, "-m", "services.launcher.cli.app", *arguments),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         cwd=REPOSITORY,
@@ -156,9 +156,9 @@ async def test_a_ctrl_c_ends_a_reap_and_a_cancel_at_once(
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Patience of a second."""
-    monkeypatch.setattr(connection, "PATIENCE_S", 1.0)
-    monkeypatch.setattr(connection, "_ASK_S", 0.3)
-    monkeypatch.setattr(connection, "_PAUSE_S", 0.1)
+    monkeypatch.setattr(launcher_client, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(launcher_client, "_ASK_S", 0.3)
+    monkeypatch.setattr(launcher_client, "_PAUSE_S", 0.1)
     monkeypatch.setattr(follow, "_WATCH_S", 0.5)
 
 
@@ -188,10 +188,10 @@ async def test_a_submit_does_not_follow_a_launcher_that_is_gone_for_ever(tmp_pat
     double = Hanging("StartRun", "ListRuns")
     async with elsewhere(double) as secret:
         address = json.loads(secret)["address"]
-        there = connection.Address(address, TOKEN, 0, elsewhere=True)
+        there = launcher_client.Address(address, TOKEN, 0, elsewhere=True)
         async with rpc.channel(address, token=TOKEN) as channel:
             stub: Any = run_service_pb2_grpc.RunServiceStub(channel)
-            asked = connection.Connection(tmp_path, stub, there, None)
+            asked = launcher_client.Connection(tmp_path, stub, there, None)
             view = PlainView(Terminal(file=io.StringIO()))
             following = asyncio.create_task(stayed(asked, Followed(0, "far-1"), view, Interrupts()))
             await asyncio.wait_for(double.until("WatchRun"), 20.0)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from services.common.errors import ConfigError
-from services.launcher.changes import changes
-from services.launcher.store import Store
+from services.launcher.control.spec_changes import changes
+from services.launcher.store.ledger import Store
 from tests.launcher.harness import serving, spec
 from tests.launcher.test_resume import refusal, run_cli, write_run
 

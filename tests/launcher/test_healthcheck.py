@@ -22,7 +22,7 @@ def free_port() -> int:
 async def asked(runs: Path) -> tuple[int | None, str]:
     """Exit code and output of the command that the image has."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "services.launcher.healthcheck", "--timeout", "2"),
+        *(sys.executable, "-m", "services.launcher.cli.healthcheck", "--timeout", "2"),
         cwd=runs.parent,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         stdout=asyncio.subprocess.PIPE,

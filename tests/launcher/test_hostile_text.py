@@ -18,16 +18,16 @@ from rich.text import Text
 from flotilla.env_gateway.v1 import episode_service_pb2 as gateway_pb
 from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.launcher.console import doctor, env_status, env_try, show
-from services.launcher.console.board import Board
-from services.launcher.console.commands import fail
-from services.launcher.console.log_lines import LogPrinter
-from services.launcher.console.show_text import draw
-from services.launcher.console.status_json import status_json
-from services.launcher.console.status_text import all_runs, print_run, print_table
-from services.launcher.console.terminal import Terminal
-from services.launcher.console.views import LiveView, PlainView, viewing
-from services.launcher.doctor.results import Finding, Result, Status
+from services.launcher.cli import doctor, env_status, env_try, show
+from services.launcher.cli.attempt_text import draw
+from services.launcher.cli.commands import fail
+from services.launcher.cli.log_lines import LogPrinter
+from services.launcher.cli.progress_view import LiveView, PlainView, viewing
+from services.launcher.cli.run_view import Board
+from services.launcher.cli.status_json import status_json
+from services.launcher.cli.status_text import all_runs, print_run, print_table
+from services.launcher.cli.terminal import Terminal
+from services.launcher.doctor.findings import Finding, Result, Status
 from services.launcher.plan import BadSpecError
 from tests.hostile_text import HOSTILE, SURROGATES, assert_harmless
 
@@ -281,7 +281,7 @@ def test_env_try_with_a_server_that_is_hostile_everywhere(tmp_path: Path) -> Non
     (tmp_path / "spec.json").write_text(json.dumps(spec))
     task = {"key": "t", "prompt": HOSTILE, "env_id": "x"}
     (tmp_path / "tasks.json").write_text(json.dumps([task]))
-    program = (sys.executable, "-m", "services.launcher.cli", "env", "try")
+    program = (sys.executable, "-m", "services.launcher.cli.app", "env", "try")
     done = subprocess.run(
         [*program, str(tmp_path / "spec.json"), str(tmp_path / "tasks.json")],
         input=b"look\n",

@@ -19,10 +19,10 @@ from services.launcher.adapters.http_answers import (
     object_of,
     retry_after,
 )
-from services.launcher.adapters.sky_audit import LambdaCloud
-from services.launcher.adapters.slack import Slack
-from services.launcher.adapters.spot_notice import MetadataNotices
-from services.launcher.adapters.webhook import Webhook
+from services.launcher.agent.adapters.spot_notice import MetadataNotices
+from services.launcher.backends.sky.cloud_audit import LambdaCloud
+from services.launcher.notify.adapters.slack import Slack
+from services.launcher.notify.adapters.webhook import Webhook
 from services.launcher.notify.messages import Kind, Message
 from services.launcher.notify.outbox import Letter, State, Target
 from services.launcher.notify.sinks import LaterError, RefusedError

@@ -7,7 +7,7 @@ import grpc.aio
 import pytest
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.launcher.joint import GivenUpError, Joint
+from services.launcher.control.shared_work import GivenUpError, Joint
 from tests.launcher.harness import serving, spec
 from tests.launcher.test_draining import HesitantBackend
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher import address_file
-from services.launcher.address_file import Address
-from services.launcher.store import Store
+from services.launcher import launcher_address
+from services.launcher.launcher_address import Address
+from services.launcher.store.ledger import Store
 from tests.launcher.harness import start_cli, until
 from tests.launcher.test_cli import nothing_left, read_until, write_spec
 
@@ -20,8 +20,8 @@ SLOW_CHECK = "tests.launcher.slow_to_check"
 
 
 async def launcher_of(runs: Path) -> Address:
-    await until(lambda: address_file.read(runs) is not None, 60.0)
-    found = address_file.read(runs)
+    await until(lambda: launcher_address.read(runs) is not None, 60.0)
+    found = launcher_address.read(runs)
     assert found is not None
     return found
 

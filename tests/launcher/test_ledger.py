@@ -12,11 +12,10 @@ import pytest
 from flotilla.launcher.v1 import registry_service_pb2 as pb
 from flotilla.launcher.v1 import registry_service_pb2_grpc
 from services.common import rpc
-from services.launcher import books, facts
-from services.launcher.adapters.registries import RunRegistries
-from services.launcher.config import LauncherConfig
-from services.launcher.operations import OperationState
-from services.launcher.runs import (
+from services.launcher.api.registry_server import RunRegistries
+from services.launcher.config.launcher import LauncherConfig
+from services.launcher.control import ledger_writer, transitions
+from services.launcher.state import (
     LEARNER,
     Cost,
     Note,
@@ -28,7 +27,8 @@ from services.launcher.runs import (
     RunState,
     Unit,
 )
-from services.launcher.store import LedgerError, Store
+from services.launcher.store.ledger import LedgerError, Store
+from services.launcher.store.operations import OperationState
 
 # As the launcher wrote it before its ledger had a number.
 FIRST_VERSION = """
@@ -78,7 +78,9 @@ def test_a_ledger_of_an_earlier_version_goes_on_with_what_it_has(
     store = Store(path)
     with store.transaction():
         store.begin(run, "{}", 1.0, {})
-    books.write(store, run, run := run.put([Replica(LEARNER, 0, restarts=3)]), [], "started", [])
+    ledger_writer.write(
+        store, run, run := run.put([Replica(LEARNER, 0, restarts=3)]), [], "started", []
+    )
     store.close()
     db = sqlite3.connect(path, isolation_level=None)
     for column in ("metrics_address", *lacks):
@@ -101,8 +103,8 @@ def test_every_transition_is_kept_with_its_cause_and_deadlines_survive(tmp_path:
     before = Run("r", "demo", {LEARNER: 1})
     with store.transaction():
         store.begin(before, "{}", 1.0, {LEARNER: 2.5})
-    run = facts.passed(before).put([Replica(LEARNER, 0, due=77.5)])
-    books.write(store, before, run, [], "preflight passed", [(LEARNER, 0)])
+    run = transitions.passed(before).put([Replica(LEARNER, 0, due=77.5)])
+    ledger_writer.write(store, before, run, [], "preflight passed", [(LEARNER, 0)])
     failed = run.put(
         [
             Replica(
@@ -119,9 +121,9 @@ def test_every_transition_is_kept_with_its_cause_and_deadlines_survive(tmp_path:
         ]
     )
     failed = replace(failed, cost=Cost(1.5, 2.5, {LEARNER: 1.5}), metered=5.0)
-    books.write(store, run, failed, [Note("x")], "exited with code 1", [])
-    ended = facts.end(failed, Outcome.DEADLINE, 10.0, Policy(drain_s=5.0), "enough")
-    books.write(store, failed, ended, [], "enough", [])
+    ledger_writer.write(store, run, failed, [Note("x")], "exited with code 1", [])
+    ended = transitions.end(failed, Outcome.DEADLINE, 10.0, Policy(drain_s=5.0), "enough")
+    ledger_writer.write(store, failed, ended, [], "enough", [])
     store.close()
     store = Store(tmp_path / "launcher.sqlite")
     stored = store.get("r")

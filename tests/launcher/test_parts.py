@@ -13,20 +13,22 @@ import pytest
 from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.launcher import address_file, codec, logs
-from services.launcher.adapters.gpu_slots import GpuSlots
-from services.launcher.adapters.local import MARK, LocalBackend
-from services.launcher.console import report
-from services.launcher.console.board import Board, duration_text
-from services.launcher.console.interrupts import Interrupts
-from services.launcher.console.prepare import PrepareError, run_all
-from services.launcher.console.terminal import Terminal
-from services.launcher.console.views import PlainView, draw
+from services.launcher import launcher_address
+from services.launcher.api import codec
+from services.launcher.backends.local.backend import MARK, LocalBackend
+from services.launcher.backends.local.gpu_slots import GpuSlots
+from services.launcher.cli import report
+from services.launcher.cli.interrupts import Interrupts
+from services.launcher.cli.prepare import PrepareError, run_all
+from services.launcher.cli.progress_view import PlainView, draw
+from services.launcher.cli.run_view import Board, duration_text
+from services.launcher.cli.terminal import Terminal
 from services.launcher.ports import BackendError, Launch
 from services.launcher.progress import Alarm
-from services.launcher.registry import Member, ReplacedError, Roster
-from services.launcher.runs import Replica, ReplicaState, Run, RunState, Unit
-from services.launcher.store import PROGRESS_KEPT, Store
+from services.launcher.state import Replica, ReplicaState, Run, RunState, Unit
+from services.launcher.store import logs
+from services.launcher.store.ledger import PROGRESS_KEPT, Store
+from services.launcher.store.roster import Member, ReplacedError, Roster
 
 
 def test_the_tail_of_a_log_is_found_across_blocks_and_without_a_last_newline(
@@ -112,16 +114,16 @@ async def test_a_program_that_is_not_there_is_a_clear_error(tmp_path: Path) -> N
 
 
 def test_the_file_of_a_dead_launcher_counts_for_nothing(tmp_path: Path) -> None:
-    assert address_file.read(tmp_path) is None
-    with address_file.written(tmp_path, "127.0.0.1:1", "token"):
+    assert launcher_address.read(tmp_path) is None
+    with launcher_address.written(tmp_path, "127.0.0.1:1", "token"):
         path = tmp_path / "launcher.json"
         assert path.stat().st_mode & 0o777 == 0o600
-        assert address_file.read(tmp_path) is not None
+        assert launcher_address.read(tmp_path) is not None
         content = json.loads(path.read_text())
         path.write_text(json.dumps({**content, "started": 1.0}))
-        assert address_file.read(tmp_path) is None
+        assert launcher_address.read(tmp_path) is None
         path.write_text("{")
-        assert address_file.read(tmp_path) is None
+        assert launcher_address.read(tmp_path) is None
     assert not path.exists()
 
 

@@ -12,10 +12,11 @@ import pytest
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common import log
-from services.launcher import address_file, prepare
-from services.launcher.adapters.local import MARK
-from services.launcher.runs import RunState
-from services.launcher.store import Store
+from services.launcher import launcher_address
+from services.launcher.backends.local.backend import MARK
+from services.launcher.control import prepare_commands
+from services.launcher.state import RunState
+from services.launcher.store.ledger import Store
 from tests.launcher.harness import REPOSITORY, left_running, serving, spec, start_cli
 from tests.launcher.test_cli import nothing_left, run_cli, write_spec
 
@@ -103,7 +104,7 @@ async def test_where_the_launcher_lacks_torch_the_refusal_says_to_make_it_with_t
 async def test_a_command_that_cannot_make_it_refuses_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], why: str
 ) -> None:
-    monkeypatch.setattr(prepare, "LIMIT_S", 0.3)
+    monkeypatch.setattr(prepare_commands, "LIMIT_S", 0.3)
     tables = [{"creates": str(tmp_path / "made"), "command": command}]
     async with serving(tmp_path) as served:
         run = await served.ended(await served.start(spec(prepare=tables)))
@@ -197,7 +198,7 @@ async def _launcher(runs: Path) -> asyncio.subprocess.Process:
             stdout=file,
             stderr=file,
         )
-    while address_file.read(runs) is None:  # noqa: ASYNC110
+    while launcher_address.read(runs) is None:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
     return process
 

@@ -12,14 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher import address_file, codec, leaks
-from services.launcher.adapters.fake import FakeBackend
-from services.launcher.adapters.local import MARK
-from services.launcher.console import connection
-from services.launcher.launcher import Equipment, Launcher
+from services.launcher import launcher_address
+from services.launcher.api import codec
+from services.launcher.backends.fake import FakeBackend
+from services.launcher.backends.local.backend import MARK
+from services.launcher.cli import launcher_client
+from services.launcher.control import reaper
+from services.launcher.control.launcher import Equipment, Launcher
 from services.launcher.ports import Launch
-from services.launcher.runs import ROLLOUT, SUSPECTED_FOR_S, Cleanup, Run, RunState, Unit
-from services.launcher.store import Store
+from services.launcher.state import ROLLOUT, SUSPECTED_FOR_S, Cleanup, Run, RunState, Unit
+from services.launcher.store.ledger import Store
 from tests.faults.launcher_kills.file_cloud import FileCloud
 from tests.launcher.harness import REPOSITORY, OneRegistry, start_cli
 
@@ -70,10 +72,10 @@ async def test_a_launcher_stays_for_a_day_while_a_run_may_have_left_something(
     recent = age_s < SUSPECTED_FOR_S
     assert launcher.idle is not recent
     answer = codec.run(store.newest()[0], tmp_path, brief=True)
-    assert connection.in_hand(answer) is recent
+    assert launcher_client.in_hand(answer) is recent
     await launcher.reap()
     assert launcher.idle, "it has looked again, and nothing is there"
-    assert not connection.in_hand(codec.run(store.newest()[0], tmp_path, brief=True))
+    assert not launcher_client.in_hand(codec.run(store.newest()[0], tmp_path, brief=True))
     store.close()
 
 
@@ -102,14 +104,14 @@ async def test_a_dry_run_names_each_stray_and_why_and_ends_none(tmp_path: Path) 
     store, cloud = ended(tmp_path, "old-1"), FileCloud(tmp_path / "cloud")
     for run_id in ("old-1", "lost-2", "active-3"):
         await machine(cloud, run_id)
-    found = await leaks.look("sky", cloud, store, ["active-3"])
+    found = await reaper.look("sky", cloud, store, ["active-3"])
     assert found.ended == [
         "lost-2%rollout-0: of no run that this launcher knows",
         "old-1%rollout-0: of run old-1, which is stopped",
     ]
     assert len(cloud.running()) == 3
     cloud.script(unreachable=True)
-    found = await leaks.look("sky", cloud, store, [])
+    found = await reaper.look("sky", cloud, store, [])
     assert (found.ended, found.unreachable) == ([], ["sky: nobody answers"])
     store.close()
 
@@ -129,16 +131,16 @@ class Beginning(FakeBackend):
 
 async def test_a_run_that_is_begun_while_strays_are_looked_for_is_none(tmp_path: Path) -> None:
     store, active = ended(tmp_path, "old-1"), list[str]()
-    found = await leaks.reap("sky", Beginning(active), store, active)
+    found = await reaper.reap("sky", Beginning(active), store, active)
     assert found.ended == []
     store.close()
 
 
 async def test_a_run_that_goes_on_is_not_cleaned_for_a_suspicion_of_before(tmp_path: Path) -> None:
     store, backend = ended(tmp_path, "old-1", Cleanup.LEAK_SUSPECTED), FakeBackend()
-    found = await leaks.reap("sky", backend, store, ["old-1"])
+    found = await reaper.reap("sky", backend, store, ["old-1"])
     assert (found.cleared, backend.cleaned) == ([], [])
-    assert (await leaks.reap("sky", backend, store, [])).cleared == ["old-1"]
+    assert (await reaper.reap("sky", backend, store, [])).cleared == ["old-1"]
     assert store.suspects("sky") == []
     store.close()
 
@@ -171,7 +173,7 @@ async def test_flotilla_reap_lists_a_stray_process_first_and_then_ends_it(tmp_pa
     code, output = await _reap(runs, "--dry-run")
     assert code == 1 and "no launcher is running" in output
     with launcher(runs):
-        while address_file.read(runs) is None:  # noqa: ASYNC110
+        while launcher_address.read(runs) is None:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         marked = {**os.environ, MARK: f"{runs}:lost-1/rollout-0#ab"}
         stray = await asyncio.create_subprocess_exec("sleep", "60", env=marked)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.adapters.fake import FakeBackend
-from services.launcher.launcher import Equipment, Launcher
+from services.launcher.backends.fake import FakeBackend
+from services.launcher.control.launcher import Equipment, Launcher
 from services.launcher.ports import Backend, BackendError
-from services.launcher.runs import Cleanup
-from services.launcher.store import Store
+from services.launcher.state import Cleanup
+from services.launcher.store.ledger import Store
 from tests.faults.launcher_kills.file_cloud import FileCloud
 from tests.launcher.harness import OneRegistry
 from tests.launcher.test_reap import ended, machine

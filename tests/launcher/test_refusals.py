@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.launcher import address_file
-from services.launcher.console import train
-from services.launcher.console.follow import Wish
-from services.launcher.console.terminal import Terminal
+from services.launcher import launcher_address
+from services.launcher.cli import train
+from services.launcher.cli.follow import Wish
+from services.launcher.cli.terminal import Terminal
 from services.launcher.ports import Hooks, Intent, RefusedError
 from tests.launcher.harness import TOKEN, serving, spec
 
@@ -25,7 +25,7 @@ async def test_a_refusal_is_printed_once(tmp_path: Path, monkeypatch: pytest.Mon
     output = io.StringIO()
     async with serving(tmp_path, hooks=Hooks(gate=refuse)) as served:
         address = {"address": served.address, "token": TOKEN, "pid": 1}
-        monkeypatch.setenv(address_file.REMOTE_VARIABLE, json.dumps(address))
+        monkeypatch.setenv(launcher_address.REMOTE_VARIABLE, json.dumps(address))
         wished = Wish(json.dumps(spec()), pb.RUN_MODE_TRAIN)
         request = train.Request(spec(), wished, "again", "anew")
         code = await train._carry_out(request, tmp_path, Terminal(file=output))  # pyright: ignore[reportPrivateUsage]

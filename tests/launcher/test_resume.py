@@ -12,9 +12,9 @@ import pytest
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common import rpc
-from services.launcher.adopt import adopted
-from services.learner.journal.mark import Mark
-from services.learner.journal.rows import accounts
+from services.launcher.control.recover_from_folder import adopted
+from services.learner.journal.progress_mark import Mark
+from services.learner.journal.row_codec import accounts
 from services.learner.journal.store import open_journal, reading
 from tests.launcher.harness import serving, spec, start_cli
 
@@ -92,7 +92,7 @@ def uploaded(folder: Path, **sections: Any) -> str:
     """The URL of a run whose only checkpoint is one of fakes."""
     import asyncio
 
-    from services.learner.adapters.remote_fsspec import open_store
+    from services.learner.checkpoints.adapters.fsspec_store import open_store
     from tests.learner.checkpoints.remote_support import RUN_ID, Machine
 
     store = open_store(f"file://{folder}/elsewhere/{RUN_ID}", {})

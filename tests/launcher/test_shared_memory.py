@@ -18,7 +18,7 @@ from services.common.shared_memory import (
     remove_folders,
     shared_name,
 )
-from services.launcher.adapters.local import LocalBackend
+from services.launcher.backends.local.backend import LocalBackend
 from tests.launcher.harness import REPOSITORY
 
 ROOT = os.geteuid() == 0
@@ -116,7 +116,7 @@ def test_names_of_a_stranger_stop_nobody_and_are_left_alone(tmp_path: Path) -> N
             f"""
             import asyncio, pathlib
             from services.common.shared_memory import private_folder
-            from services.launcher.adapters.local import LocalBackend
+            from services.launcher.backends.local.backend import LocalBackend
             with private_folder({f"{name}-learner"!r}) as folder:
                 (folder / "weights").write_text("of the user")
                 print(asyncio.run(LocalBackend(pathlib.Path({str(runs)!r})).clean("run")).gone)
@@ -172,7 +172,9 @@ def started(program: str) -> Generator[subprocess.Popen[str]]:
 def as_user(program: str) -> str:
     """What a program prints that a user of no rights runs. It imports first: the user need not be
     able to read the repository."""
-    imports = "import services.launcher.adapters.local, services.common.shared_memory, asyncio\n"
+    imports = (
+        "import services.launcher.backends.local.backend, services.common.shared_memory, asyncio\n"
+    )
     imports += "import concurrent.futures.thread\n"
     become = f"import os; os.setgroups([]); os.setgid({USER}); os.setuid({USER})\n"
     with started(imports + become + textwrap.dedent(program)) as process:

@@ -9,9 +9,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.launcher.console.status_json import status_json
-from services.launcher.console.status_text import all_runs, print_run, print_table
-from services.launcher.console.terminal import Terminal
+from services.launcher.cli.status_json import status_json
+from services.launcher.cli.status_text import all_runs, print_run, print_table
+from services.launcher.cli.terminal import Terminal
 
 RUN_ID = "a-spec-with-a-rather-long-name-for-one-terminal-20261122-180359"
 

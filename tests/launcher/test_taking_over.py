@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from services.launcher.adapters.fake import FakeBackend
-from services.launcher.launcher import Equipment, Launcher
+from services.launcher.backends.fake import FakeBackend
+from services.launcher.control.launcher import Equipment, Launcher
+from services.launcher.control.supervisor import Supervisor
 from services.launcher.ports import Launch
-from services.launcher.runs import (
+from services.launcher.state import (
     GATEWAY,
     LEARNER,
     ROLLOUT,
@@ -24,8 +25,7 @@ from services.launcher.runs import (
     RunState,
     Unit,
 )
-from services.launcher.store import Store
-from services.launcher.supervise import Supervisor
+from services.launcher.store.ledger import Store
 from tests.launcher.harness import OneRegistry, spec, until
 
 WANTED = {GATEWAY: 1, LEARNER: 1, ROLLOUT: 1}

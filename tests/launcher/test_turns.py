@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.runs import LEARNER, Run
-from services.launcher.store import Store
-from services.launcher.tell import Teller
-from services.launcher.turns import unbroken
+from services.launcher.control.background import unbroken
+from services.launcher.control.event_publisher import Teller
+from services.launcher.state import LEARNER, Run
+from services.launcher.store.ledger import Store
 
 
 async def test_people_are_told_on_after_a_moment_without_the_ledger(

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher import address_file
-from services.launcher.runs import RunState
-from services.launcher.store import Store, StoredRun
+from services.launcher import launcher_address
+from services.launcher.state import RunState
+from services.launcher.store.ledger import Store, StoredRun
 from tests.launcher.harness import REPOSITORY, start_cli, until
 from tests.launcher.test_cli import nothing_left, read_until, write_spec
 
@@ -58,7 +58,7 @@ async def stopped(runs: Path) -> None:
     """Stop the newest run; its launcher goes."""
     code, output = await run_cli("stop", "newest", "--runs", str(runs))
     assert (code, "stopped" in output) == (0, True), output
-    if address := address_file.read(runs):
+    if address := launcher_address.read(runs):
         # It would stay for a while, in case that somebody has more to do.
         os.kill(address.pid, signal.SIGTERM)
     await nothing_left(runs)
@@ -106,7 +106,7 @@ async def test_a_watch_whose_launcher_is_killed_goes_on_under_another(tmp_path: 
     await run_cli("train", str(path), "--runs", str(runs), "--detach")
     watching = await start_cli("watch", "--runs", str(runs))
     await seen(watching, "step")
-    address = address_file.read(runs)
+    address = launcher_address.read(runs)
     assert address is not None
     os.kill(address.pid, signal.SIGKILL)
     assert "another one takes over" in await said(watching)
@@ -168,7 +168,7 @@ async def test_the_end_of_the_terminal_stops_a_run_in_good_order(tmp_path: Path)
     runs = tmp_path / "runs"
     path = write_spec(tmp_path, learner=ENDLESS)
     process, terminal = in_a_terminal(
-        *(sys.executable, "-m", "services.launcher.cli"),
+        *(sys.executable, "-m", "services.launcher.cli.app"),
         *("train", str(path), "--runs", str(runs)),
     )
     await until(lambda: running(runs), LIMIT_S)
@@ -183,7 +183,7 @@ async def test_under_nohup_a_run_outlives_its_terminal(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     path = write_spec(tmp_path, learner={"steps": 60, "step_s": 0.1})
     output = tmp_path / "output"
-    train = f"{sys.executable} -m services.launcher.cli train {path} --runs {runs}"
+    train = f"{sys.executable} -m services.launcher.cli.app train {path} --runs {runs}"
     process, terminal = in_a_terminal("sh", "-c", f"nohup {train} > {output} 2>&1")
     await until(lambda: running(runs), LIMIT_S)
     os.close(terminal)

@@ -27,16 +27,16 @@ from flotilla.learner.v1 import (
 from services.common import rpc
 from services.common.config import parse
 from services.common.fingerprint import TokenizerDigests
-from services.common.host import host_digest
+from services.common.host_identity import host_digest
 from services.common.runtime import Runtime
 from services.common.spec import SharedConfig
-from services.learner.adapters.alarms_file import AlarmFile
-from services.learner.adapters.fake import FakeRanks
-from services.learner.adapters.trackers_jsonl import JsonlTracker
-from services.learner.assemble import run_learner
-from services.learner.config import LearnerConfig
+from services.learner.alarms.adapters.jsonl_sink import AlarmFile
+from services.learner.app import run_learner
+from services.learner.config.learner import LearnerConfig
+from services.learner.dependencies import Vendors
 from services.learner.ports import Ranks, RemoteStore
-from services.learner.vendors import Vendors
+from services.learner.ranks.fake import FakeRanks
+from services.learner.tracking.adapters.jsonl import JsonlTracker
 
 if TYPE_CHECKING:
     from flotilla.learner.v1.group_service_pb2_grpc import GroupServiceAsyncStub

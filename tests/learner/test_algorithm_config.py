@@ -10,7 +10,7 @@ from services.common.config import parse
 from services.common.errors import ConfigError
 from services.learner.algo.advantages import ADVANTAGES
 from services.learner.algo.losses import LOSSES
-from services.learner.algorithm_config import ADVANTAGE_NAMES, LOSS_NAMES, AlgorithmConfig
+from services.learner.config.algorithm import ADVANTAGE_NAMES, LOSS_NAMES, AlgorithmConfig
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "algorithms.md"
 EXAMPLES = re.findall(r"```toml\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
@@ -50,7 +50,7 @@ def test_samples_are_not_corrected_twice(key: str) -> None:
 
 
 def test_reading_the_configuration_imports_no_torch() -> None:
-    program = "import sys, services.learner.config; sys.exit('torch' in sys.modules)"
+    program = "import sys, services.learner.config.learner; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
 
 

@@ -15,12 +15,12 @@ from safetensors.numpy import save_file
 from services.common.config import parse
 from services.common.errors import ConfigError
 from services.common.spec import PolicyConfig
-from services.learner.adapters.model_files import check_model_files
 from services.learner.checkpoints.manifest import (
     DamagedCheckpointError,
     ForeignCheckpointError,
     parse_manifest,
 )
+from services.learner.checkpoints.model_files import check_model_files
 from services.learner.checkpoints.tensor_files import TensorFileError, check_dtype, read_header
 from services.learner.journal.connection import JournalError
 from services.learner.journal.store import FILE_NAME, open_journal

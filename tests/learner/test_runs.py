@@ -12,12 +12,12 @@ import pytest
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from services.common.errors import ConfigError
-from services.learner.adapters.fake import FakeRanks
-from services.learner.adapters.trackers_jsonl import JsonlTracker
-from services.learner.assemble import run_learner
+from services.learner.app import run_learner
+from services.learner.dependencies import Vendors
 from services.learner.journal.connection import JournalError
 from services.learner.journal.store import FILE_NAME
-from services.learner.vendors import Vendors
+from services.learner.ranks.fake import FakeRanks
+from services.learner.tracking.adapters.jsonl import JsonlTracker
 from tests.learner.support import (
     TOKENIZER,
     FakeWorker,

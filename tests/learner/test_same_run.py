@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from services.common.errors import ConfigError
-from services.learner.adapters.fake import FakeRanks
-from services.learner.groups.lineage import Lineage
+from services.learner.groups.policy_history import Lineage
 from services.learner.journal.store import open_journal
-from services.learner.same_run import check_tasks_are_the_same, check_weights_are_the_same
+from services.learner.ranks.fake import FakeRanks
+from services.learner.run.resume_checks import check_tasks_are_the_same, check_weights_are_the_same
 from services.learner.sampling.tasks import load_tasks
 from services.learner.types import ModelInfo, PolicyId
 from tests.learner.support import make_config

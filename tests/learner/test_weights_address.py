@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.learner.adapters.weights_shm import start_of
+from services.learner.weights.weight_server_process import start_of
 from tests.common.outsiders import run
 from tests.learner.support import make_config, make_runtime
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.learner.algo.advantages import ADVANTAGES, BatchRewards, critic_targets
-from services.learner.algorithm_config import AlgorithmConfig
+from services.learner.config.algorithm import AlgorithmConfig
 from tests.parity.fixtures import Case
 from tests.parity.support import Packed, agree, chosen, each
 

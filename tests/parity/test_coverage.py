@@ -8,7 +8,7 @@ from typing import Any, get_args
 from services.learner.algo.advantages import ADVANTAGES
 from services.learner.algo.losses import LOSSES
 from services.learner.algo.reductions import REDUCTIONS
-from services.learner.algorithm_config import CorrectionConfig, KlConfig
+from services.learner.config.algorithm import CorrectionConfig, KlConfig
 from tests.parity import test_advantages, test_losses, test_step, test_terms
 from tests.parity.support import CASES, PEERS
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from services.learner.algo.objective import Objective, PackTokens
 from services.learner.algo.reductions import REDUCTIONS
-from services.learner.algorithm_config import AlgorithmConfig
+from services.learner.config.algorithm import AlgorithmConfig
 from tests.parity.fixtures import Case
 from tests.parity.support import TOLERANCE, Packed, agree, chosen, each, gradient_of
 

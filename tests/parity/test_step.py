@@ -9,8 +9,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from services.learner.config import OptimizerConfig
-from services.learner.rank.config import RankConfig
+from services.learner.config.learner import OptimizerConfig
+from services.learner.config.rank import RankConfig
 from services.learner.rank.model import load
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.reference import Reference

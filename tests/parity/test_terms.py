@@ -13,7 +13,7 @@ from services.learner.algo.kl import kl_penalty, kl_rewards
 from services.learner.algo.logprob_head import fused_policy_loss
 from services.learner.algo.overlong import soft_penalties
 from services.learner.algo.reductions import REDUCTIONS
-from services.learner.algorithm_config import CorrectionConfig, KlConfig, OverlongConfig
+from services.learner.config.algorithm import CorrectionConfig, KlConfig, OverlongConfig
 from tests.parity.fixtures import Case
 from tests.parity.support import Packed, agree, chosen, each, gradient_of
 from tests.parity.test_losses import NORM_TOKENS, configured, ours

@@ -7,9 +7,9 @@ from functools import cache
 
 from services.rollout.adapters.fake import FakeEngine, Script
 from services.rollout.adapters.tokenizer import TransformersTokenizer
-from services.rollout.episode import Attempt, AttemptRunner, Limits
+from services.rollout.episodes.episode import Attempt, AttemptRunner, Limits
+from services.rollout.episodes.prompt import Profile, PromptBuilder
 from services.rollout.ports import EnvironmentLost
-from services.rollout.prompt import Profile, PromptBuilder
 from services.rollout.types import (
     AttemptKey,
     EpisodeInfo,

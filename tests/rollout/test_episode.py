@@ -11,10 +11,10 @@ import pytest
 from services.common.config import parse
 from services.common.errors import ConfigError
 from services.rollout.adapters.fake import FakeEngine
-from services.rollout.config import RolloutConfig
-from services.rollout.episode import AttemptRunner
+from services.rollout.config.rollout import RolloutConfig
+from services.rollout.episodes.episode import AttemptRunner
+from services.rollout.episodes.transcript import PrefixBroken, Transcript
 from services.rollout.ports import EngineDead, EngineError, RequestAborted
-from services.rollout.transcript import PrefixBroken, Transcript
 from services.rollout.types import (
     Author,
     Completion,
@@ -232,7 +232,7 @@ async def test_a_turn_that_time_cuts_before_its_first_token_adds_nothing() -> No
 
 
 async def test_an_engine_that_does_not_keep_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.rollout.episode.ENGINE_GRACE_S", 0.05)
+    monkeypatch.setattr("services.rollout.episodes.episode.ENGINE_GRACE_S", 0.05)
 
     class Hangs(FakeEngine):
         async def generate(self, *_: Any, **__: Any) -> Completion:

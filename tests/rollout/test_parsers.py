@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.rollout.parsers import ParseError, ToolCall, Turn, parse_turn
+from services.rollout.episodes.parsers import ParseError, ToolCall, Turn, parse_turn
 from services.rollout.types import Tool
 
 TAGS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "<done>", "{", "}", '"', "[", "\\"]

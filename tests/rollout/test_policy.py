@@ -22,10 +22,10 @@ from services.common import rpc
 from services.common.fingerprint import TensorEntry, TokenizerDigests, checksum64, fingerprint
 from services.rollout.adapters.fake import LOGPROB, FakeEngine
 from services.rollout.adapters.learner import PolicyClient, RunEpoch, WorkerIdentity
-from services.rollout.codec import policy_to_pb
-from services.rollout.policy import PolicyFollower
+from services.rollout.api.codec import policy_to_pb
 from services.rollout.ports import EngineDead, EngineError
 from services.rollout.types import PolicyId, Publication
+from services.rollout.work.weight_updater import PolicyFollower
 from tests.rollout.fakes import TOKEN, FakeLearner, FakeWeights, served, until
 from tests.rollout.support import engine, turns
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.rollout.prompt import Profile, PromptBuilder
+from services.rollout.episodes.prompt import Profile, PromptBuilder
 from services.rollout.types import PromptFacts, Tool
 from tests.rollout.support import tokenizer
 

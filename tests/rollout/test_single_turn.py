@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.rollout.prompt import system_text
+from services.rollout.episodes.prompt import system_text
 from services.rollout.types import Author, PromptFacts, StopReason, Tool
 from tests.rollout.support import FakeEnvironment, attempt, prompts, runner, tokenizer
 

@@ -8,9 +8,9 @@ import pytest
 
 from services.rollout.adapters.fake import FakeEngine
 from services.rollout.adapters.template_process import TEMPLATES
-from services.rollout.episode import AttemptRunner
+from services.rollout.episodes.episode import AttemptRunner
+from services.rollout.episodes.prompt import Profile, PromptBuilder
 from services.rollout.ports import TemplateError
-from services.rollout.prompt import Profile, PromptBuilder
 from services.rollout.types import FailureKind, StopReason, Tool, Trajectory
 from tests.rollout.support import POLICY, TOOL, FakeEnvironment, attempt, limits, turns
 from tests.rollout.templates import AT_MOST_THREE, GEMMA, MISTRAL, chatml, tokenizer_with

@@ -11,7 +11,7 @@ from transformers import Qwen3ForCausalLM
 from services.common.spec import PolicyConfig
 from services.rollout.adapters.vllm import VllmEngine
 from services.rollout.adapters.vllm_options import Model
-from services.rollout.config import EngineConfig
+from services.rollout.config.rollout import EngineConfig
 from services.rollout.types import Completion, PolicyId, Publication, Sampling
 from tests.rollout.tiny_model import make_model, perturbed, publish, reference_logprobs
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from services.rollout.adapters import vllm
-from services.rollout.config import EngineConfig
+from services.rollout.config.rollout import EngineConfig
 
 
 def _model_that_never_loads(options: dict[str, Any]) -> None:

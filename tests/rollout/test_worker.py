@@ -22,12 +22,12 @@ from services.common.fingerprint import TokenizerDigests
 from services.rollout.adapters.env_gateway import GatewayEnvironment
 from services.rollout.adapters.fake import FakeEngine
 from services.rollout.adapters.learner import GroupClient, RunEpoch, WorkerIdentity
-from services.rollout.episode import AttemptRunner
+from services.rollout.episodes.episode import AttemptRunner
+from services.rollout.episodes.prompt import PromptBuilder
 from services.rollout.ports import LearnerRefused, TemplateError
-from services.rollout.prompt import PromptBuilder
-from services.rollout.tasks import unless, until_first
 from services.rollout.types import AttemptKey, Completion, OpenRequest, PolicyId, Sampling
-from services.rollout.worker import Worker, WorkerOptions
+from services.rollout.work.task_groups import unless, until_first
+from services.rollout.work.worker import Worker, WorkerOptions
 from tests.rollout.fakes import (
     TOKEN,
     FakeGateway,

@@ -22,9 +22,9 @@ import psutil
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
 from services.common import rpc
-from services.launcher import address_file
-from services.launcher.doctor.registry import PROBES
-from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT
+from services.launcher import launcher_address
+from services.launcher.doctor.probe_list import PROBES
+from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 from tests.sky.box.layout import LOGIN, ROOT
 from tests.sky.session import SkySession
 
@@ -170,9 +170,9 @@ async def launcher(runs: Path) -> AsyncGenerator[Rented]:
         await process.wait()
 
 
-async def _address(runs: Path, process: asyncio.subprocess.Process) -> address_file.Address:
+async def _address(runs: Path, process: asyncio.subprocess.Process) -> launcher_address.Address:
     deadline = time.monotonic() + _START_S
-    while (address := address_file.read(runs)) is None:
+    while (address := launcher_address.read(runs)) is None:
         alive = process.returncode is None and time.monotonic() < deadline
         assert alive, (runs / "launcher.log").read_text()
         await asyncio.sleep(0.1)

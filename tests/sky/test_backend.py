@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from services.launcher.adapters.probes_sky import probe
-from services.launcher.adapters.sky_backend import SkyBackend
-from services.launcher.adapters.sky_client import SkyClient
-from services.launcher.config import LauncherConfig
-from services.launcher.doctor.results import Status
+from services.launcher.backends.sky import names
+from services.launcher.backends.sky.backend import SkyBackend
+from services.launcher.backends.sky.sdk import SkyClient
+from services.launcher.config.launcher import LauncherConfig
+from services.launcher.doctor.adapters.sky_probe import probe
+from services.launcher.doctor.findings import Status
 from services.launcher.ports import BackendError, Launch
-from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT, Exit, Key
-from services.launcher.sky import names
+from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, Exit, Key
 from tests.sky.box.layout import ROOT
 from tests.sky.session import SkySession
 

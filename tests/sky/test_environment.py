@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flotilla.launcher.v1 import run_service_pb2
-from services.launcher.adapters.fake import FakeBackend
+from services.launcher.backends.fake import FakeBackend
 from tests.launcher.harness import serving
 from tests.sky.box.layout import ROOT
 from tools.requirements import pins

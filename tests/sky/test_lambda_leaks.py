@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from services.launcher.adapters.sky_backend import SkyBackend
-from services.launcher.adapters.sky_client import SkyClient
-from services.launcher.config import LauncherConfig
+from services.launcher.backends.sky.backend import SkyBackend
+from services.launcher.backends.sky.sdk import SkyClient
+from services.launcher.config.launcher import LauncherConfig
 from services.launcher.ports import BackendUnreachable, CapacityError, Launch
-from services.launcher.runs import ROLLOUT
+from services.launcher.state import ROLLOUT
 from tests.sky.box.layout import LOGIN, ROOT
 from tests.sky.rented import gpu, spec
 from tests.sky.session import SkySession

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.launcher.adapters.sky_client import SkyClient
-from services.launcher.sky.records import Job
+from services.launcher.backends.sky.sdk import SkyClient
+from services.launcher.backends.sky.status import Job
 from tests.sky.catalog import LAMBDA_MACHINES
 from tests.sky.rented import gpu, launcher, service_process, spec
 from tests.sky.sdk import until

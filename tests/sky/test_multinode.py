@@ -6,7 +6,7 @@ import pytest
 import pytest_asyncio
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.launcher.runs import LEARNER
+from services.launcher.state import LEARNER
 from tests.sky.session import SkySession
 from tests.sky.test_whole_run import check_gone
 from tests.sky.whole_run import Site, launched, materials, spec, started
@@ -18,7 +18,7 @@ pytestmark = [
     # SkyPilot uses what its own dependencies deprecate.
     pytest.mark.filterwarnings("ignore"),
 ]
-NODES = "services.learner.nodes"
+NODES = "services.learner.ranks"
 # Long enough to be looked at.
 STEPS = 10
 

@@ -53,7 +53,7 @@ def test_a_plain_launch_trains_all_steps_on_the_chosen_tasks_and_keeps_the_model
 ) -> None:
     sky: Any = import_module("sky")
     plan = ("plan", str(write_spec(made)), "--learner.steps=2", "--one-machine")
-    flotilla = (sys.executable, "-m", "services.launcher.cli")
+    flotilla = (sys.executable, "-m", "services.launcher.cli.app")
     command = (*flotilla, *plan, "--out", str(tmp_path))
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     choices = [

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from services.launcher.adapters.sky_prices import SkyPrices
-from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT
-from services.launcher.sky import tasks
-from services.launcher.sky.candidates import NO_PORTS, SINGLE_NODE
-from services.launcher.sky.prices import Catalog
-from services.launcher.sky_config import Machine, Machines
+from services.launcher.backends.sky import tasks
+from services.launcher.backends.sky.price_catalog import Catalog
+from services.launcher.backends.sky.resources import NO_PORTS, SINGLE_NODE
+from services.launcher.backends.sky.sdk_prices import SkyPrices
+from services.launcher.config.sky import Machine, Machines
+from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 from tests.launcher.sky.specs import config, launch
 from tests.sky.box.layout import ROOT
 from tests.sky.catalog import write_catalog
@@ -115,7 +115,7 @@ def test_prices_of_skypilot_and_of_its_catalog_agree(home: Path) -> None:
 
 
 def test_a_plan_does_not_wait_for_a_catalog_that_nobody_sends(tmp_path: Path) -> None:
-    words = ("-m", "services.launcher.cli", "plan", "deploy/runs/qwen3-8b.toml")
+    words = ("-m", "services.launcher.cli.app", "plan", "deploy/runs/qwen3-8b.toml")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         proxy = f"http://127.0.0.1:{silent.getsockname()[1]}"
         done = subprocess.run(

@@ -20,9 +20,9 @@ import pytest_asyncio
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common.tls import Tls, channel_credentials
-from services.launcher import identity
-from services.launcher.adapters.sky_client import SkyClient
-from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT, SERVICES
+from services.launcher.backends.sky.sdk import SkyClient
+from services.launcher.security import certificates
+from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, SERVICES
 from tests.contract.everything import of_service, refusals
 from tests.launcher.canaries.canary import Canaries
 from tests.sky.session import SkySession
@@ -73,7 +73,7 @@ async def test_replicas_on_nodes_of_their_own_train_under_tls(whole: WholeRun) -
     assert whole.working().keys() == set(nodes.values())
     assert len(set(nodes.values())) == len(SERVICES)
     for service, node in nodes.items():
-        assert {"services.launcher.unit", MODULES[service]} <= set(whole.working()[node])
+        assert {"services.launcher.agent", MODULES[service]} <= set(whole.working()[node])
     await whole.until(lambda _: whole.steps() >= 2)
     for replica in (await whole.get()).replicas:
         await check_refuses_strangers(whole, replica.service, replica.address)
@@ -93,9 +93,9 @@ def check_shows_no_secret(run: WholeRun) -> None:
 
 async def check_refuses_strangers(run: WholeRun, service: str, address: str) -> None:
     """Whoever lacks the run's certificate or its token, at every rpc."""
-    member = identity.load_run(run.runs, run.run_id)
+    member = certificates.load_run(run.runs, run.run_id)
     assert member is not None
-    of_another = identity.mint_run(run.run_id).tls(ROLLOUT)
+    of_another = certificates.mint_run(run.run_id).tls(ROLLOUT)
     for opened, token, code in (
         (grpc.aio.insecure_channel(address), member.token, grpc.StatusCode.UNAVAILABLE),
         (dial(address, service, of_another), member.token, grpc.StatusCode.UNAVAILABLE),
@@ -199,7 +199,7 @@ async def check_gone(run: WholeRun, ended: pb.Run) -> None:
     assert [job for job in await sky.jobs() if not job.over] == []
     assert await sky.clusters() == []
     assert run.nodes() == {"idle"}
-    assert identity.load_run(run.runs, run.run_id) is None
+    assert certificates.load_run(run.runs, run.run_id) is None
 
 
 @pytest.mark.parametrize(("mode", "rollout"), [("group", VLLM), ("cluster", SMALL)])

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
 from services.common import rpc
-from services.launcher import address_file
-from services.launcher.identity import LAUNCHER
+from services.launcher import launcher_address
+from services.launcher.security.certificates import LAUNCHER
 from services.learner.checkpoints.remote_layout import stamps
 from services.learner.journal.store import FILE_NAME
 from tests.faults import harness
@@ -102,7 +102,7 @@ class Site:
                 stdout=log,
                 stderr=log,
             )
-        while (address := address_file.read(self.runs)) is None:
+        while (address := launcher_address.read(self.runs)) is None:
             assert self._process.returncode is None, self.log.read_text()
             await asyncio.sleep(_POLL_S)
         opened = rpc.channel(address.address, token=address.token, tls=address.tls, peer=LAUNCHER)

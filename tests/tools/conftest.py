@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from services.rollout.adapters.tokenizer import TransformersTokenizer, load_tokenizer
-from services.rollout.prompt import PromptBuilder
+from services.rollout.episodes.prompt import PromptBuilder
 from tools.tiny_policy.build import Recipe, build
 from tools.tiny_policy.train import Schedule
 

@@ -10,7 +10,7 @@ import pytest
 from environments.gsm8k.arithmetic import CHANGES, LARGEST, SMALLEST, Problem, problem
 from environments.gsm8k.verifiers.strict import marked_number
 from services.rollout.adapters.tokenizer import TransformersTokenizer
-from services.rollout.prompt import PromptBuilder
+from services.rollout.episodes.prompt import PromptBuilder
 from tests.tools.conftest import MINI
 from tools.tiny_policy import __main__ as cli
 from tools.tiny_policy import arithmetic

@@ -12,7 +12,7 @@ from environments.scenario import data_id
 from environments.tasks import verifier_source
 from environments.words import is_heldout_pair
 from services.rollout.adapters.tokenizer import TransformersTokenizer
-from services.rollout.prompt import OK, PromptBuilder
+from services.rollout.episodes.prompt import OK, PromptBuilder
 from tests.environments.dialect import grade
 from tools.tiny_policy.demonstrations import assignment, demonstrations, prompt_ids, tokenise
 from tools.tiny_policy.demonstrator import Habits, Turn, demonstrate

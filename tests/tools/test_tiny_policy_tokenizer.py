@@ -8,7 +8,7 @@ from environments.api import ENV_KEYS, open_instance
 from environments.scenario import data_id
 from environments.words import LISTS
 from services.rollout.adapters.tokenizer import TransformersTokenizer
-from services.rollout.prompt import PromptBuilder
+from services.rollout.episodes.prompt import PromptBuilder
 from tools.tiny_policy.demonstrations import prompt_ids
 from tools.tiny_policy.tokenizer import MARKUP_TOKENS
 

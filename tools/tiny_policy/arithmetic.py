@@ -23,8 +23,8 @@ from environments.gsm8k.arithmetic import (
     problem,
 )
 from environments.words import FIRST
+from services.rollout.episodes.prompt import PromptBuilder
 from services.rollout.ports import Tokenizer
-from services.rollout.prompt import PromptBuilder
 from services.rollout.types import PromptFacts
 from tools.tiny_policy.demonstrator import Habits
 from tools.tiny_policy.train import Example

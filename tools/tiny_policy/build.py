@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from services.rollout.adapters.tokenizer import TransformersTokenizer
-from services.rollout.prompt import PromptBuilder
+from services.rollout.episodes.prompt import PromptBuilder
 from tools.tiny_policy.courses import COURSES
 from tools.tiny_policy.demonstrator import Habits
 from tools.tiny_policy.model import Shape, build_model, save_model
@@ -39,8 +39,8 @@ SOURCES = (
     "environments/*/app.py",
     "environments/gsm8k/*.py",
     "services/rollout/adapters/tokenizer.py",
-    "services/rollout/parsers.py",
-    "services/rollout/prompt.py",
+    "services/rollout/episodes/parsers.py",
+    "services/rollout/episodes/prompt.py",
     *(
         f"tools/tiny_policy/{module}.py"
         for module in (

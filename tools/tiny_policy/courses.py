@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from services.rollout.episodes.prompt import PromptBuilder
 from services.rollout.ports import Tokenizer
-from services.rollout.prompt import PromptBuilder
 from tools.tiny_policy import arithmetic, demonstrations
 from tools.tiny_policy.train import Example
 

@@ -10,9 +10,9 @@ from environments.api import ENV_KEYS, Instance, ToolError, ToolSpec, open_insta
 from environments.oracle import plan
 from environments.scenario import Scenario, data_id
 from environments.words import LISTS
-from services.rollout.parsers import ParseError, parse_turn
+from services.rollout.episodes.parsers import ParseError, parse_turn
+from services.rollout.episodes.prompt import PromptBuilder
 from services.rollout.ports import Tokenizer
-from services.rollout.prompt import PromptBuilder
 from services.rollout.types import PromptFacts, Tool
 from tools.tiny_policy.demonstrator import Assignment, Call, Habits, Turn, demonstrate
 from tools.tiny_policy.train import Example

@@ -10,9 +10,9 @@ from transformers import Qwen3ForCausalLM
 from environments.api import Instance, ToolError, open_instance
 from environments.oracle import plan
 from environments.scenario import Scenario
-from services.rollout.parsers import ParseError, ToolCall, parse_turn
+from services.rollout.episodes.parsers import ParseError, ToolCall, parse_turn
+from services.rollout.episodes.prompt import OK, PromptBuilder
 from services.rollout.ports import Tokenizer
-from services.rollout.prompt import OK, PromptBuilder
 from tools.tiny_policy.demonstrations import prompt_ids
 from tools.tiny_policy.sampler import Limits, Sampled, sample
 

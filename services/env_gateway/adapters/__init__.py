@@ -1,0 +1,1 @@
+"""One backend each: Fleet, OpenEnv, MCP, embedded apps."""

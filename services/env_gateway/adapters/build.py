@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from services.env_gateway.backend_config import BackendName, BackendsConfig
+from services.env_gateway.config.backends import BackendName, BackendsConfig
 from services.env_gateway.ports import Backend
 
 

@@ -1,0 +1,1 @@
+"""Programs outside play episodes of a gateway by it."""

@@ -19,8 +19,8 @@ import grpc.aio
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc as pb_grpc
 from services.common import rpc
-from services.common.listen import check_dial
 from services.common.log import get_logger
+from services.common.network import check_dial
 from services.common.tls import Tls, read_tls
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from typing import Any, Self, TypeVar
 
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from services.common import rpc
-from services.env_gateway.clients.attempt import (
+from services.env_gateway.clients.attempt_report import (
     SCREEN_ONLY,
     Attempt,
     Observation,

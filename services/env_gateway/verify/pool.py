@@ -8,10 +8,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from services.common.log import get_logger
-from services.env_gateway.adaptive import FixedLimit
-from services.env_gateway.fair import WeightOf, equally
-from services.env_gateway.gates import Gate
-from services.env_gateway.grading import reported
+from services.env_gateway.grading.verdict import reported
+from services.env_gateway.limits.adaptive_concurrency import FixedLimit
+from services.env_gateway.limits.fair_queue import WeightOf, equally
+from services.env_gateway.limits.gates import Gate
 from services.env_gateway.ports import Execution, Verification
 from services.env_gateway.verify import sandbox
 from services.env_gateway.verify.process import (

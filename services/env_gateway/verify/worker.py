@@ -19,14 +19,14 @@ from collections.abc import Callable, Mapping, Sequence
 from types import CodeType
 from typing import Any, TextIO
 
-from services.env_gateway.verify.dialect import (
+from services.env_gateway.verify.provisions import sort_in_memory, wake_loops_by_pipes
+from services.env_gateway.verify.verifier_globals import (
     Environment,
     StatementError,
     ToolError,
     verifier_globals,
     without_fleet,
 )
-from services.env_gateway.verify.provisions import sort_in_memory, wake_loops_by_pipes
 
 _STDOUT_CHARS = 2**18
 _END_CHARS = _STDOUT_CHARS // 2

@@ -1,0 +1,1 @@
+"""HTTP answers, bounded in bytes and time, for the adapters of every room."""

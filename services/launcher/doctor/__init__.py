@@ -1,1 +1,1 @@
-"""What is asked before a run costs anything: `flotilla doctor`, and the gate before each start."""
+"""Probes before a run: `probe_list.py` names them, `run_probes.py` runs them."""

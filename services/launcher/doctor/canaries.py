@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from services.common.interpreter import python
-from services.launcher.doctor.children import output_of
 from services.launcher.doctor.dataset import (
     FLEET_OPENENV,
     ChooseError,
@@ -21,21 +20,16 @@ from services.launcher.doctor.dataset import (
     task_field,
     those_of,
 )
-from services.launcher.doctor.results import (
-    Finding,
-    NotApplicableError,
-    fail,
-    first_line,
-    warn,
-)
-from services.launcher.doctor.subject import Subject
-from services.launcher.runs import GATEWAY, LEARNER, RunMode
+from services.launcher.doctor.findings import Finding, NotApplicableError, fail, first_line, warn
+from services.launcher.doctor.probe_process import output_of
+from services.launcher.doctor.run_context import Subject
+from services.launcher.state import GATEWAY, LEARNER, RunMode
 
 # So many are compiled: a second or two.
 _MOST_VERIFIERS = 1000
 _COMPILE = """
 import json, sys
-from services.env_gateway.verify.shape import VerifierError, find_verifier
+from services.env_gateway.verify.source_shape import VerifierError, find_verifier
 
 wrong = {}
 for digest, source in json.load(sys.stdin).items():

@@ -2,11 +2,11 @@
 
 import sys
 
-from services.launcher.doctor.children import ask
-from services.launcher.doctor.results import Finding, NotApplicableError
-from services.launcher.doctor.subject import SERVICES, Subject
-from services.launcher.inherited import CLOUDS
-from services.launcher.sky.candidates import machines_of
+from services.launcher.backends.sky.resources import machines_of
+from services.launcher.doctor.findings import Finding, NotApplicableError
+from services.launcher.doctor.probe_process import ask
+from services.launcher.doctor.run_context import SERVICES, Subject
+from services.launcher.security.env_filter import CLOUDS
 
 
 async def clouds(subject: Subject) -> list[Finding]:
@@ -19,4 +19,4 @@ async def clouds(subject: Subject) -> list[Finding]:
     }
     # SkyPilot lies in the launcher's own environment.
     also = ("SKYPILOT_*", *CLOUDS)
-    return await ask(sys.executable, "probes_sky", {"wanted": wanted}, subject.environ, also)
+    return await ask(sys.executable, "sky_probe", {"wanted": wanted}, subject.environ, also)

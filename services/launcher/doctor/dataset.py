@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from services.common.interpreter import python
-from services.launcher.doctor.children import output_of
 from services.launcher.doctor.environments import misnamed
-from services.launcher.doctor.ports import used_backends
-from services.launcher.doctor.results import (
+from services.launcher.doctor.findings import (
     Finding,
     NotApplicableError,
     Status,
@@ -21,8 +19,10 @@ from services.launcher.doctor.results import (
     first_line,
     ok,
 )
-from services.launcher.doctor.subject import Subject, is_made_later
-from services.launcher.runs import GATEWAY, LEARNER
+from services.launcher.doctor.ports import used_backends
+from services.launcher.doctor.probe_process import output_of
+from services.launcher.doctor.run_context import Subject, is_made_later
+from services.launcher.state import GATEWAY, LEARNER
 
 FLEET_OPENENV = "fleet_openenv"
 FLEET_BACKENDS = ("fleet", FLEET_OPENENV)
@@ -32,8 +32,8 @@ _CHOOSE = """
 import json, sys
 from pathlib import Path
 from services.common.config import parse
-from services.learner.sampling.config import SelectConfig
-from services.learner.sampling.select import SelectionError, select, select_for_evaluation
+from services.learner.config.sampling import SelectConfig
+from services.learner.sampling.task_selection import SelectionError, select, select_for_evaluation
 from services.learner.sampling.tasks import TaskFileError, load_tasks
 
 asked = json.load(sys.stdin)
@@ -200,7 +200,7 @@ async def _at_fleet(subject: Subject, versions: list[Version]) -> list[Finding]:
     gateway = subject.sections.get(GATEWAY)
     if gateway is None or not versions or not used_backends(subject) & set(FLEET_BACKENDS):
         return []
-    from services.launcher.adapters import probes_http
+    from services.launcher.doctor.adapters import key_probe
 
     backend_of = {name: own["backend"] for name, own in gateway["environments"].items()}
     theirs = [
@@ -209,7 +209,7 @@ async def _at_fleet(subject: Subject, versions: list[Version]) -> list[Finding]:
         if (backend_of.get(version.env_key) or gateway["backend"]) in FLEET_BACKENDS
     ]
     try:
-        return await probes_http.fleet_versions(subject, theirs)
+        return await key_probe.fleet_versions(subject, theirs)
     except NotApplicableError:
         # An emulator that the gateway starts: the canary episodes ask it.
         return []

@@ -1,14 +1,14 @@
 """Whether checkpoints fit on the disk, and published weights into shared memory."""
 
-from services.launcher.doctor import budget
-from services.launcher.doctor.budget import gib
-from services.launcher.doctor.candidates import rooms
-from services.launcher.doctor.figures import NoFiguresError, figures
+from services.launcher.doctor import memory_estimate
+from services.launcher.doctor.findings import Finding, fail, ok, warn
 from services.launcher.doctor.machine import this_machine
+from services.launcher.doctor.machine_sizes import rooms
+from services.launcher.doctor.memory_estimate import gib
+from services.launcher.doctor.model_size import NoFiguresError, figures
 from services.launcher.doctor.policy import NoPolicyError, policy_folder, without
-from services.launcher.doctor.results import Finding, fail, ok, warn
-from services.launcher.doctor.subject import Subject
-from services.launcher.runs import LEARNER
+from services.launcher.doctor.run_context import Subject
+from services.launcher.state import LEARNER
 
 
 async def disk(subject: Subject) -> list[Finding]:
@@ -19,8 +19,8 @@ async def disk(subject: Subject) -> list[Finding]:
     except NoFiguresError as error:
         return [fail(str(error), "fetch the model again")]
     section, dtype = subject.section(LEARNER), subject.shared.policy.dtype
-    kept = budget.checkpoints(model, dtype, section)
-    shared = budget.shared_memory(model, dtype)
+    kept = memory_estimate.checkpoints(model, dtype, section)
+    shared = memory_estimate.shared_memory(model, dtype)
     keep = section["checkpoint"]["keep"]
     told = ok(f"checkpoints take {gib(kept)} ({keep} kept), weights in /dev/shm {gib(shared)}")
     if subject.backend == "local":

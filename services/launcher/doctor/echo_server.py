@@ -22,7 +22,7 @@ from services.common.arguments import read_token
 from services.common.errors import ConfigError
 from services.common.text import say, say_json
 from services.common.tls import Tls, read_tls
-from services.launcher.doctor.seat import Outcome, Seat, seat_from, sit
+from services.launcher.doctor.ring_rank import Outcome, Seat, seat_from, sit
 
 SERVICE, METHOD, RING = "flotilla.Doctor", "Echo", "Ring"
 _GRACE_S = 0.2

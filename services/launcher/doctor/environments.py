@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from services.launcher.doctor.results import Finding, warn
+from services.launcher.doctor.findings import Finding, warn
 
 # Tasks of an environment for one of another that is written almost the same: that one is a slip.
 _RARE = 10

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 
 from services.common.shared_memory import SHARED_MEMORY
-from services.launcher.adapters.local import visible_gpus
-from services.launcher.doctor.children import output_of
+from services.launcher.backends.local.backend import visible_gpus
+from services.launcher.doctor.probe_process import output_of
 
 _MIB = 2**20
 _ASK_GPUS = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")

@@ -2,16 +2,16 @@
 
 from collections.abc import Iterator
 
-from services.launcher.config import LauncherConfig
-from services.launcher.doctor import budget
-from services.launcher.doctor.budget import Engine, Needs, gib
-from services.launcher.doctor.candidates import Room, rooms
-from services.launcher.doctor.figures import Figures, NoFiguresError, figures
+from services.launcher.config.launcher import LauncherConfig
+from services.launcher.doctor import memory_estimate
+from services.launcher.doctor.findings import Finding, Status, fail, ok, warn
 from services.launcher.doctor.machine import Machine, this_machine
+from services.launcher.doctor.machine_sizes import Room, rooms
+from services.launcher.doctor.memory_estimate import Engine, Needs, gib
+from services.launcher.doctor.model_size import Figures, NoFiguresError, figures
 from services.launcher.doctor.policy import NoPolicyError, policy_folder, without
-from services.launcher.doctor.results import Finding, Status, fail, ok, warn
-from services.launcher.doctor.subject import Subject
-from services.launcher.runs import LEARNER, ROLLOUT, SERVICES
+from services.launcher.doctor.run_context import Subject
+from services.launcher.state import LEARNER, ROLLOUT, SERVICES
 
 _SMALLER = (
     "take a larger machine or a smaller policy, or lower learner.rank.pack_tokens,"
@@ -37,12 +37,16 @@ async def memory(subject: Subject) -> list[Finding]:
     except NoFiguresError as error:
         return [fail(str(error), "fetch the model again")]
     policy = subject.shared.policy
-    trainer = budget.learner(model, policy.dtype, policy.max_model_len, subject.section(LEARNER))
-    engine = budget.engine(model, policy.dtype, policy.max_model_len, subject.section(ROLLOUT))
+    trainer = memory_estimate.learner(
+        model, policy.dtype, policy.max_model_len, subject.section(LEARNER)
+    )
+    engine = memory_estimate.engine(
+        model, policy.dtype, policy.max_model_len, subject.section(ROLLOUT)
+    )
     told = ok(_told(model, trainer, engine))
     if subject.backend == "local":
         here = await this_machine(subject.folder)
-        config, shared = subject.plan.config, budget.shared_memory(model, policy.dtype)
+        config, shared = subject.plan.config, memory_estimate.shared_memory(model, policy.dtype)
         found = _here(here, trainer, engine, config.replicas()[ROLLOUT], shared)
         return [told, *found, *_gpus_here(here, trainer, engine, config)]
     return [told, *_elsewhere(subject, trainer, engine)]

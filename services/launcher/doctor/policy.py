@@ -5,19 +5,13 @@ import json
 from pathlib import Path
 
 from services.common.interpreter import python
-from services.launcher.doctor.children import output_of
-from services.launcher.doctor.results import (
-    Finding,
-    NotApplicableError,
-    fail,
-    first_line,
-    warn,
-)
-from services.launcher.doctor.subject import Subject
-from services.launcher.inherited import HUB
-from services.launcher.runs import LEARNER, ROLLOUT
+from services.launcher.doctor.findings import Finding, NotApplicableError, fail, first_line, warn
+from services.launcher.doctor.probe_process import output_of
+from services.launcher.doctor.run_context import Subject
+from services.launcher.security.env_filter import HUB
+from services.launcher.state import LEARNER, ROLLOUT
 
-# The exit code of `probes_hub` when the hub answered that it has no such model for us.
+# The exit code of `hub_probe` when the hub answered that it has no such model for us.
 _REFUSED = 2
 
 
@@ -45,7 +39,7 @@ async def policy_folder(subject: Subject) -> Path:
         return folder
     question = json.dumps({"model": policy.model, "revision": policy.revision})
     # A download that hangs can be ended only in a process of its own.
-    command = python("-m", "services.launcher.adapters.probes_hub")
+    command = python("-m", "services.launcher.doctor.adapters.hub_probe")
     code, output, errors = await output_of(command, question.encode(), subject.environ, also=(HUB,))
     if code != 0:
         raise NoPolicyError(

@@ -8,9 +8,9 @@ from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
 
-from services.launcher.doctor.results import Finding, NotApplicableError, fail, ok, warn
-from services.launcher.doctor.subject import Subject
-from services.launcher.runs import GATEWAY, LEARNER
+from services.launcher.doctor.findings import Finding, NotApplicableError, fail, ok, warn
+from services.launcher.doctor.run_context import Subject
+from services.launcher.state import GATEWAY, LEARNER
 
 _CONNECT_S = 5.0
 _LOOPBACK = "127.0.0.1"

@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from services.common.interpreter import python
-from services.launcher.doctor.children import output_of
-from services.launcher.doctor.policy import NoPolicyError, policy_folder
-from services.launcher.doctor.results import (
+from services.launcher.doctor.findings import (
     Finding,
     NotApplicableError,
     UnprobedError,
@@ -18,8 +16,10 @@ from services.launcher.doctor.results import (
     ok,
     warn,
 )
-from services.launcher.doctor.subject import Subject
-from services.launcher.runs import ROLLOUT
+from services.launcher.doctor.policy import NoPolicyError, policy_folder
+from services.launcher.doctor.probe_process import output_of
+from services.launcher.doctor.run_context import Subject
+from services.launcher.state import ROLLOUT
 
 # The prompt is the rollout's: its own functions make it, in a process of its own. By environment
 # how many tokens it has, or why it cannot be made.
@@ -27,10 +27,10 @@ _COUNT = """
 import base64, json, sys
 from pathlib import Path
 from flotilla.env_gateway.v1 import episode_service_pb2 as pb
-from services.rollout import codec
+from services.rollout.api import codec
 from services.rollout.adapters.tokenizer import load_tokenizer
 from services.rollout.ports import TemplateError
-from services.rollout.prompt import PromptBuilder
+from services.rollout.episodes.prompt import PromptBuilder
 
 asked = json.load(sys.stdin)
 tokenizer = load_tokenizer(

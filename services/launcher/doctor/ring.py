@@ -14,16 +14,16 @@ import grpc.aio
 from services.common import rpc
 from services.common.arguments import TOKEN_VARIABLE
 from services.common.errors import ConfigError
-from services.common.listen import is_loopback, split
-from services.launcher.adapters.local import visible_gpus
-from services.launcher.doctor.children import output_of
-from services.launcher.doctor.echo import IDENTITY, NO_TOKEN, refusal
+from services.common.network import is_loopback, split
+from services.launcher.backends.local.backend import visible_gpus
 from services.launcher.doctor.echo_server import RING, SERVICE
-from services.launcher.doctor.results import Finding, fail, ok, warn
-from services.launcher.doctor.seat import LIMIT_S, Outcome, Seat, outcome_from, sit
-from services.launcher.doctor.subject import Subject
-from services.launcher.doctor.ways import listen, own_address
-from services.launcher.runs import LEARNER, ROLLOUT
+from services.launcher.doctor.findings import Finding, fail, ok, warn
+from services.launcher.doctor.network_check import listen, own_address
+from services.launcher.doctor.node_echo import IDENTITY, NO_TOKEN, refusal
+from services.launcher.doctor.probe_process import output_of
+from services.launcher.doctor.ring_rank import LIMIT_S, Outcome, Seat, outcome_from, sit
+from services.launcher.doctor.run_context import Subject
+from services.launcher.state import LEARNER, ROLLOUT
 
 _MOST, _LEAST = 3, 2
 _HOST = "127.0.0.1"

@@ -1,7 +1,7 @@
 """Whether the variables are set that machines are to be given."""
 
-from services.launcher.doctor.results import Finding, NotApplicableError, fail, ok
-from services.launcher.doctor.subject import Subject
+from services.launcher.doctor.findings import Finding, NotApplicableError, fail, ok
+from services.launcher.doctor.run_context import Subject
 
 
 async def secrets(subject: Subject) -> list[Finding]:

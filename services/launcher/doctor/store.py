@@ -1,11 +1,11 @@
 """Whether checkpoints can be uploaded, read back and removed; and whether they are."""
 
-from services.launcher.doctor.children import ask
-from services.launcher.doctor.results import Finding, NotApplicableError, fail, warn
-from services.launcher.doctor.subject import Subject
-from services.launcher.inherited import STORE
-from services.launcher.runs import LEARNER, RunMode
-from services.launcher.sky import candidates, offers
+from services.launcher.backends.sky import cost_estimate, resources
+from services.launcher.doctor.findings import Finding, NotApplicableError, fail, warn
+from services.launcher.doctor.probe_process import ask
+from services.launcher.doctor.run_context import Subject
+from services.launcher.security.env_filter import STORE
+from services.launcher.state import LEARNER, RunMode
 
 # One of them, or a role of the machine, opens a bucket.
 _CREDENTIALS = ("AWS_ACCESS_KEY_ID", "FLOTILLA_REMOTE_OPTIONS")
@@ -26,15 +26,15 @@ async def store(subject: Subject) -> list[Finding]:
             "elsewhere": subject.python is None,
         }
         python = subject.interpreter("fsspec")
-        found = await ask(python, "probes_store", question, subject.environ, STORE)
+        found = await ask(python, "store_probe", question, subject.environ, STORE)
         return [*found, *_only_here(subject, checkpoint["remote"])]
     config = subject.plan.config
-    lost = offers.unkept(section, config)
+    lost = cost_estimate.unkept(section, config)
     if subject.backend != "sky" or subject.mode is not RunMode.TRAIN or not lost:
-        raise NotApplicableError(f"{offers.REMOTE} is not set: nothing is uploaded")
+        raise NotApplicableError(f"{cost_estimate.REMOTE} is not set: nothing is uploaded")
     # There a lost node costs nothing: homes are on a server.
-    say = warn if candidates.on_slurm(config.sky, LEARNER) else fail
-    return [say(lost, f"{offers.KEEP}; {_LEAVE_OUT}")]
+    say = warn if resources.on_slurm(config.sky, LEARNER) else fail
+    return [say(lost, f"{cost_estimate.KEEP}; {_LEAVE_OUT}")]
 
 
 def _only_here(subject: Subject, url: str) -> list[Finding]:

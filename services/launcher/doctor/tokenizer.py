@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 from services.common.fingerprint import TokenizerDigests, tokenizer_digests
-from services.launcher.doctor.children import ask
+from services.launcher.doctor.findings import Finding, Status, UnprobedError, fail, ok, warn
 from services.launcher.doctor.policy import NoPolicyError, policy_folder, without
-from services.launcher.doctor.results import Finding, Status, UnprobedError, fail, ok, warn
-from services.launcher.doctor.subject import Subject
+from services.launcher.doctor.probe_process import ask
+from services.launcher.doctor.run_context import Subject
 
 
 async def tokenizer(subject: Subject) -> list[Finding]:
@@ -30,7 +30,7 @@ async def tokenizer(subject: Subject) -> list[Finding]:
         python = subject.interpreter("tokenizers", "transformers")
     except UnprobedError as error:
         return [*told, error.finding]
-    loaded = await ask(python, "probes_tokenizer", _question(folder, digests), subject.environ)
+    loaded = await ask(python, "tokenizer_probe", _question(folder, digests), subject.environ)
     bad = [finding for finding in loaded if finding.status is not Status.OK]
     return [*told, *(bad or loaded)]
 

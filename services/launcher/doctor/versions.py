@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from services.common import interpreter
-from services.launcher.doctor.children import output_of
-from services.launcher.doctor.results import Finding, NotApplicableError, fail, first_line, ok
-from services.launcher.doctor.subject import Subject
-from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT
+from services.launcher.doctor.findings import Finding, NotApplicableError, fail, first_line, ok
+from services.launcher.doctor.probe_process import output_of
+from services.launcher.doctor.run_context import Subject
+from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 
 PYTHON = (3, 11)
 # As the extras of pyproject.toml; vllm stands for both of its builds.

@@ -1,1 +1,1 @@
-"""Tells people what becomes of a run."""
+"""Tells people about runs: `messages.py` writes, `outbox.py` keeps, `delivery.py` sends."""

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from services.launcher.budget import WARN_SHARE
+from services.launcher.control.budget import WARN_SHARE
 from services.launcher.progress import Alarm
-from services.launcher.runs import Cleanup, Cost, Outcome, RunMode, RunState
+from services.launcher.state import Cleanup, Cost, Outcome, RunMode, RunState
 
 _TEXT_CHARACTERS = 1_500
 _LOG_CHARACTERS = 2_500

@@ -10,15 +10,15 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from services.common.log import get_logger
-from services.launcher.config import LauncherConfig
-from services.launcher.notify import facts, messages
+from services.launcher.config.launcher import LauncherConfig
+from services.launcher.config.notify import NotifyConfig
+from services.launcher.notify import messages, run_facts
+from services.launcher.notify.delivery import Post
 from services.launcher.notify.messages import Message
 from services.launcher.notify.outbox import Outbox, Target
-from services.launcher.notify.post import Post
-from services.launcher.notify_config import NotifyConfig
 from services.launcher.progress import Alarm
-from services.launcher.runs import RunState
-from services.launcher.store import Event, Store, StoredRun
+from services.launcher.state import RunState
+from services.launcher.store.ledger import Event, Store, StoredRun
 
 # The learner's last word, which the launcher's own says better.
 _RUN_FAILED = "run_failed"
@@ -88,7 +88,7 @@ class Notifier:
             return _of_alarm(stored, event)
         run_id, key = stored.run.run_id, f"state/{event.number}"
         state = RunState(event.body["state"]) if event.kind == "state" else None
-        known = facts.facts_of(
+        known = run_facts.facts_of(
             stored,
             config,
             self._runs,
@@ -107,8 +107,8 @@ class Notifier:
 
     def _look_at(self, stored: StoredRun) -> None:
         run_id, metrics = stored.run.run_id, stored.metrics
-        if facts.FIRST_LAST in metrics:
-            self._outbox.note_evaluation(run_id, metrics[facts.FIRST_LAST])
+        if run_facts.FIRST_LAST in metrics:
+            self._outbox.note_evaluation(run_id, metrics[run_facts.FIRST_LAST])
 
     def _put(self, run_id: str, event: str, message: Message, config: LauncherConfig) -> None:
         self._outbox.put(run_id, event, message, targets_of(config.notify), self._clock())

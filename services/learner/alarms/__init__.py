@@ -1,0 +1,1 @@
+"""What people must hear: rules over steps, tasks and events, and each alarm raised once."""

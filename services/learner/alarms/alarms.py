@@ -9,8 +9,8 @@ from typing import Any
 from services.common.log import get_logger, redact
 from services.common.text import one_line
 from services.common.watchdog import Standstill
-from services.learner.alarms import events
-from services.learner.alarms.config import AlarmsConfig
+from services.learner.alarms import event_rules
+from services.learner.alarms.moving_windows import Memory
 from services.learner.alarms.rules import LearningRules
 from services.learner.alarms.task_rules import TaskRules
 from services.learner.alarms.types import (
@@ -21,8 +21,8 @@ from services.learner.alarms.types import (
     TemplateError,
     Verdict,
 )
-from services.learner.alarms.windows import Memory
-from services.learner.incidents import Incident
+from services.learner.config.alarms import AlarmsConfig
+from services.learner.journal.disk_incidents import Incident
 from services.learner.ports import AlarmSink
 
 _log = get_logger(__name__)
@@ -53,7 +53,7 @@ class Alarms:
         self._memory = Memory(config.window, config.count, remembered.get("firsts", {}))
         self._learning = LearningRules(config, self._memory, max_staleness=max_staleness)
         self._tasks = TaskRules(config, self._memory)
-        self._evals = events.EvalRule(config)
+        self._evals = event_rules.EvalRule(config)
         self._raised: dict[tuple[str, str], Alarm] = {}
         self._lock = threading.Lock()
         self.step = 0
@@ -99,20 +99,20 @@ class Alarms:
         template_errors: Mapping[str, TemplateError] | None = None,
     ) -> None:
         """Call it about once a second: what goes wrong while no step ends."""
-        self.judge(events.failing(self._config, streaks))
-        self.judge(events.template_errors(template_errors or {}))
+        self.judge(event_rules.failing(self._config, streaks))
+        self.judge(event_rules.template_errors(template_errors or {}))
 
     def damage(self, incident: Incident) -> None:
         """Something on disk was not what had been written, and the run went on without it."""
-        self.judge([events.damage(incident)])
+        self.judge([event_rules.damage(incident)])
 
     def standstill(self, found: Standstill) -> None:
         """A stage stands still; from the watchdog's thread."""
-        self.judge([events.standstill(found.stage, found.seconds)])
+        self.judge([event_rules.standstill(found.stage, found.seconds)])
 
     def failed(self, problem: str) -> None:
         """The run ends in an error."""
-        self.judge([events.failed(problem)])
+        self.judge([event_rules.failed(problem)])
 
     def judge(self, verdicts: Iterable[Verdict]) -> None:
         """Raise what is bad and not raised yet, clear what is well again."""
@@ -122,8 +122,8 @@ class Alarms:
 
     def _moved(self) -> None:
         for alarm in self.raised:
-            if alarm.verdict.rule == events.NO_PROGRESS:
-                self._set(Verdict(events.NO_PROGRESS, alarm.verdict.scope, bad=False))
+            if alarm.verdict.rule == event_rules.NO_PROGRESS:
+                self._set(Verdict(event_rules.NO_PROGRESS, alarm.verdict.scope, bad=False))
 
     def _set(self, verdict: Verdict) -> None:
         key = (verdict.rule, verdict.scope)

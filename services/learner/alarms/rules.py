@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 
-from services.learner.alarms.config import AlarmsConfig
+from services.learner.alarms.moving_windows import Memory, Ratio, too_high, too_low
 from services.learner.alarms.types import ALL, Severity, StepFacts, Verdict
-from services.learner.alarms.windows import Memory, Ratio, too_high, too_low
+from services.learner.config.alarms import AlarmsConfig
 
 # Below this share of passes an environment without signal is too hard rather than too easy.
 _HALF = 0.5

@@ -5,9 +5,9 @@ from collections import deque
 from collections.abc import Iterable
 
 from services.learner.alarms.conduct import Conduct, habits
-from services.learner.alarms.config import AlarmsConfig
+from services.learner.alarms.moving_windows import Memory, too_high
 from services.learner.alarms.types import Severity, StepFacts, Verdict
-from services.learner.alarms.windows import Memory, too_high
+from services.learner.config.alarms import AlarmsConfig
 
 
 class TaskRules:

@@ -1,1 +1,1 @@
-"""The mathematics of a training step: arrays and tensors in, arrays and tensors out, no I/O."""
+"""Advantages, losses, corrections and packing: tensors in, tensors out."""

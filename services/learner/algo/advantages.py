@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from services.learner.algo.gae import Estimate, TokenValues, gae, returns_to_go, whiten
 from services.learner.algo.registry import Registry
-from services.learner.algorithm_config import AlgorithmConfig, CriticConfig
+from services.learner.config.algorithm import AlgorithmConfig, CriticConfig
 
 Rewards = NDArray[np.float64]
 # Outcomes of one group's attempts, at least two of them different, to their advantages.

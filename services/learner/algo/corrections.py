@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from services.learner.algo.sequences import sequence_means, sequence_sums
-from services.learner.algorithm_config import CorrectionConfig
+from services.learner.config.algorithm import CorrectionConfig
 
 
 @dataclass(frozen=True, slots=True)

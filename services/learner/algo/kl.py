@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from services.learner.algo.losses import log_ratio
-from services.learner.algorithm_config import KlConfig
+from services.learner.config.algorithm import KlConfig
 
 
 def kl_penalty(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:

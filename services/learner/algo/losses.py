@@ -13,7 +13,7 @@ from torch import Tensor
 
 from services.learner.algo.registry import Registry
 from services.learner.algo.sequences import sequence_means
-from services.learner.algorithm_config import AlgorithmConfig
+from services.learner.config.algorithm import AlgorithmConfig
 
 # exp() of a larger log-ratio says nothing but "far off" and overflows in what follows.
 _MAX_LOG_RATIO = 20.0

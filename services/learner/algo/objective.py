@@ -24,7 +24,7 @@ from services.learner.algo.corrections import (
 )
 from services.learner.algo.kl import kl_penalty
 from services.learner.algo.losses import LOSSES, LossInput, PolicyLoss, TokenLoss
-from services.learner.algorithm_config import AlgorithmConfig
+from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.types import StepSettings
 
 

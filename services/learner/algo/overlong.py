@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from services.learner.algorithm_config import OverlongConfig
+from services.learner.config.algorithm import OverlongConfig
 from services.learner.types import StopReason
 
 

@@ -1,0 +1,1 @@
+"""Checkpoints: written, verified, uploaded, restored and exported."""

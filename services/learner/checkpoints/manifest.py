@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from services.common.errors import ConfigError
-from services.learner.checkpoints.durable import sha256_of, write_durably
+from services.learner.checkpoints.durable_files import sha256_of, write_durably
 
 MANIFEST = "manifest.json"
 FORMAT = 1

@@ -12,16 +12,16 @@ from pathlib import Path
 from services.common.config import canonical_json
 from services.common.log import get_logger
 from services.common.runtime import Runtime
-from services.learner.checkpoints import remote_stage
+from services.learner.checkpoints import remote_staging
 from services.learner.checkpoints.remote_layout import Progress, Stamp
-from services.learner.checkpoints.remote_stage import ACKNOWLEDGED, Staged
+from services.learner.checkpoints.remote_staging import ACKNOWLEDGED, Staged
 from services.learner.checkpoints.remote_upload import (
     FencedError,
     Identity,
     LocalDamageError,
     Uploader,
 )
-from services.learner.config import LearnerConfig
+from services.learner.config.learner import LearnerConfig
 from services.learner.journal.connection import connect
 from services.learner.journal.schema import CheckpointRow
 from services.learner.ports import RemoteError, RemoteRefusedError, RemoteStore
@@ -159,9 +159,9 @@ class Uploads(NoUploads):
 
     def _stage(self, row: CheckpointRow, held: Future[None]) -> None:
         place, stamp = self._place, Stamp(self._who.run_epoch, row.step)
-        source = remote_stage.Source(row, place.run_dir, self._journal, place.spec)
+        source = remote_staging.Source(row, place.run_dir, self._journal, place.spec)
         try:
-            self._enqueue(remote_stage.stage(source, stamp, lambda: held.set_result(None)))
+            self._enqueue(remote_staging.stage(source, stamp, lambda: held.set_result(None)))
         except (OSError, sqlite3.Error) as error:
             # Training goes on: the checkpoint itself is safe where it is.
             self._failed(error, row.step)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from services.common.errors import ConfigError
-from services.learner.checkpoints import remote_stage
+from services.learner.checkpoints import remote_staging
 from services.learner.checkpoints.remote import Elsewhere, NoUploads, Uploads
 from services.learner.checkpoints.remote_layout import Marker
 from services.learner.checkpoints.remote_upload import Identity, persist, read_markers, sleep
@@ -57,7 +57,7 @@ async def begin(place: Elsewhere | None, journal: Journal, who: Identity) -> NoU
     # First the journal: a claim that it does not know would be somebody else's for ever.
     await journal.set_meta({KNOWN_MARKERS: [*meta.get(KNOWN_MARKERS, []), marker.name]})
     await asyncio.to_thread(_claim, place.store, marker)
-    await asyncio.to_thread(remote_stage.clear, place.run_dir)
+    await asyncio.to_thread(remote_staging.clear, place.run_dir)
     return Uploads(place, journal.path, who)
 
 

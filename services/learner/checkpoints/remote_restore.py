@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from services.common.log import get_logger
-from services.learner.checkpoints.durable import sha256_of, sync_path
+from services.learner.checkpoints.durable_files import sha256_of, sync_path
 from services.learner.checkpoints.export import MODEL
 from services.learner.checkpoints.remote_layout import (
     JOURNAL,
@@ -35,7 +35,7 @@ from services.learner.checkpoints.remote_layout import (
     stamps,
     surviving,
 )
-from services.learner.checkpoints.remote_mend import Restored, cut_metrics, mend_journal
+from services.learner.checkpoints.remote_repair import Restored, cut_metrics, mend_journal
 from services.learner.checkpoints.remote_upload import persist, read_markers, sleep
 from services.learner.checkpoints.tensor_files import TensorFileError, check_dtype, read_header
 from services.learner.journal.schema import SCHEMA_VERSION

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from services.common.log import get_logger
-from services.learner.checkpoints.durable import sha256_of
+from services.learner.checkpoints.durable_files import sha256_of
 from services.learner.checkpoints.remote_layout import (
     CHECKPOINTS,
     EPOCHS,
@@ -31,7 +31,7 @@ from services.learner.checkpoints.remote_layout import (
     stamps,
     surviving,
 )
-from services.learner.checkpoints.remote_stage import Staged
+from services.learner.checkpoints.remote_staging import Staged
 from services.learner.ports import RemoteError, RemoteRefusedError, RemoteStore
 
 T = TypeVar("T")

@@ -13,28 +13,22 @@ from uuid import uuid4
 
 from services.common.errors import ConfigError
 from services.common.log import get_logger
+from services.learner.groups.background import Writes
 from services.learner.groups.batcher import Batch, Batcher, ReadyGroup, record_of
-from services.learner.groups.endings import Endings
-from services.learner.groups.fresh import FreshGroups
-from services.learner.groups.giving_up import GivingUp
-from services.learner.groups.intake import Intake
+from services.learner.groups.completion import Endings
+from services.learner.groups.counters import Tally
 from services.learner.groups.leases import LeaseBook
-from services.learner.groups.lineage import Lineage
+from services.learner.groups.messages import DrainingError, LeaseRequest, Receipt, attempt_seed, now
+from services.learner.groups.policy_history import Lineage
 from services.learner.groups.provenance import Provenance
-from services.learner.groups.requests import (
-    DrainingError,
-    LeaseRequest,
-    Receipt,
-    attempt_seed,
-    now,
-)
+from services.learner.groups.requeue import GivingUp
+from services.learner.groups.submissions import Intake
+from services.learner.groups.task_groups import FreshGroups
 from services.learner.groups.types import GroupSpec, Lease
-from services.learner.groups.writes import Writes
 from services.learner.journal.curriculum import Snapshot
 from services.learner.journal.schema import StoredGroup
 from services.learner.journal.store import Journal
-from services.learner.metrics.tally import Tally
-from services.learner.sampling.refusals import Refusals
+from services.learner.sampling.refused_tasks import Refusals
 from services.learner.trajectory import Trajectory
 from services.learner.types import PolicyId
 

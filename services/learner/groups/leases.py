@@ -13,8 +13,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from math import inf
 
-from services.learner.groups.backlog import Backlog
-from services.learner.groups.roster import Roster, Worker
+from services.learner.groups.queue import Backlog
 from services.learner.groups.types import (
     Attempt,
     Ended,
@@ -25,6 +24,7 @@ from services.learner.groups.types import (
     OpenGroup,
     Purpose,
 )
+from services.learner.groups.workers import Roster, Worker
 from services.learner.types import AttemptKey, PolicyId
 
 

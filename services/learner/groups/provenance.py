@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from services.learner.groups.lineage import Lineage, Standing
-from services.learner.groups.requests import UnknownPolicyError
-from services.learner.groups.roster import Roster
+from services.learner.groups.messages import UnknownPolicyError
+from services.learner.groups.policy_history import Lineage, Standing
 from services.learner.groups.types import GroupSpec
+from services.learner.groups.workers import Roster
 from services.learner.types import PolicyId
 
 

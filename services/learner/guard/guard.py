@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from services.common.log import get_logger
 from services.common.spec import PolicyConfig
-from services.learner.config import LearnerConfig
+from services.learner.config.learner import LearnerConfig
+from services.learner.groups.background import Writes
 from services.learner.groups.batcher import Batch
-from services.learner.groups.writes import Writes
-from services.learner.guard.bounds import rules_of
-from services.learner.guard.cause import Investigator, by_worker
-from services.learner.guard.chart import Chart, Level, Verdict
+from services.learner.guard.cause_search import Investigator, by_worker
+from services.learner.guard.control_chart import Chart, Level, Verdict
+from services.learner.guard.dtype_bounds import rules_of
 from services.learner.guard.probes import (
     Answer,
     check_results,
@@ -26,7 +26,7 @@ from services.learner.guard.probes import (
     start_probes,
 )
 from services.learner.guard.report import MismatchError, write_report
-from services.learner.guard.samples import Sample, samples, spread
+from services.learner.guard.rescored_samples import Sample, samples, spread
 from services.learner.guard.types import Comparison, Probe, ProbeResult
 from services.learner.journal.store import Journal
 from services.learner.ports import RankError, Ranks

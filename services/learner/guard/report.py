@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from services.common.errors import ConfigError
-from services.learner.guard.chart import Bound, Excess
+from services.learner.guard.control_chart import Bound, Excess
 from services.learner.guard.diagnosis import Diagnosis
 from services.learner.guard.types import Comparison
 

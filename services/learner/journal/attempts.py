@@ -5,11 +5,11 @@ from collections.abc import Iterable, Sequence
 
 from services.learner import trajectory as trajectories
 from services.learner.groups.types import Ended, GroupSpec, Lease
-from services.learner.journal.access import Access
 from services.learner.journal.curriculum import Snapshot, put_snapshot
 from services.learner.journal.integrity import DamagedRecordError
 from services.learner.journal.quarantine import DAMAGED, put_in_quarantine
-from services.learner.journal.rows import put_group, record_digest
+from services.learner.journal.row_codec import put_group, record_digest
+from services.learner.journal.table_access import Access
 from services.learner.journal.trajectories import (
     put_trajectory,
     trajectories_of,

@@ -16,7 +16,7 @@ from pathlib import Path
 from services.common.text import say, say_json
 from services.learner.journal.connection import JournalError
 from services.learner.journal.plans import plans_after
-from services.learner.journal.rows import accounts
+from services.learner.journal.row_codec import accounts
 from services.learner.journal.store import reading
 from services.learner.journal.trajectories import keys_of, trajectories_of
 

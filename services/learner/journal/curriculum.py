@@ -7,8 +7,8 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from services.learner.groups.types import GroupSpec
-from services.learner.journal.rows import put_group
-from services.learner.sampling.changes import Change, Cursor, Standing, Stored, TaskState
+from services.learner.journal.row_codec import put_group
+from services.learner.sampling.curriculum_changes import Change, Cursor, Standing, Stored, TaskState
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from services.learner.journal.mark import Position
-from services.learner.journal.rows import replayed_version
+from services.learner.journal.progress_mark import Position
+from services.learner.journal.row_codec import replayed_version
 from services.learner.journal.schema import LOST_WITH_DISK
 
 # Of each table the columns that are added up. Trajectories are sealed row by row (see integrity).

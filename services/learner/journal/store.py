@@ -15,15 +15,15 @@ from typing import IO, Any, TypeVar
 
 from services.common.log import get_logger
 from services.learner.journal.attempts import AttemptTables
-from services.learner.journal.check import Found, check, check_schema, schema_version
+from services.learner.journal.checkpoint_tables import ResultTables
 from services.learner.journal.connection import JournalError, connect
-from services.learner.journal.mark import FILE_NAME as MARK
-from services.learner.journal.mark import Mark
+from services.learner.journal.progress_mark import FILE_NAME as MARK
+from services.learner.journal.progress_mark import Mark
 from services.learner.journal.quarantine import DAMAGED, put_in_quarantine
-from services.learner.journal.results import ResultTables
 from services.learner.journal.schema import FILE_NAME, SCHEMA_VERSION, TABLES
 from services.learner.journal.seal import position, seal_anew
-from services.learner.journal.steps import StepTables
+from services.learner.journal.startup_check import Found, check, check_schema, schema_version
+from services.learner.journal.step_tables import StepTables
 from services.learner.types import AttemptKey
 
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from services.learner.journal.connection import JournalError, StaleEpochError, connect
-from services.learner.journal.mark import Mark
+from services.learner.journal.progress_mark import Mark
 from services.learner.journal.seal import BrokenSealError, Sealing
 
 T = TypeVar("T")

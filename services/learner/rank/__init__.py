@@ -1,1 +1,2 @@
-"""What one training rank runs: everything with tensors, in a process of its own."""
+"""One training rank, a process of its own; torch lives here. A reader starts at `worker.py` and
+`step.py`."""

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 from services.common.text import say
-from services.learner.rank import wire
+from services.learner.ranks import protocol
 
 ORPHANED = 3
 
-Inbox = queue.SimpleQueue[wire.Message]
+Inbox = queue.SimpleQueue[protocol.Message]
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
     )
     listener.start()
     while (message := inbox.get())["command"] != "close":
-        answers.write(wire.encode_frame(_answer(dispatcher.answer, message)))
+        answers.write(protocol.encode_frame(_answer(dispatcher.answer, message)))
         answers.flush()
     dispatcher.close()
     # The interpreter would spend a second on taking torch apart.
@@ -53,7 +53,7 @@ def _claim_channel() -> tuple[BinaryIO, BinaryIO]:
 
 def _listen(commands: BinaryIO, inbox: Inbox, cleanup: Callable[[], None]) -> None:
     """Passes commands on, and ends the process at once when the parent is gone."""
-    while (message := wire.read_frame(commands)) is not None:
+    while (message := protocol.read_frame(commands)) is not None:
         inbox.put(message)
         if message["command"] == "close":
             return
@@ -61,7 +61,9 @@ def _listen(commands: BinaryIO, inbox: Inbox, cleanup: Callable[[], None]) -> No
     os._exit(ORPHANED)
 
 
-def _answer(handle: Callable[[wire.Message], wire.Message], message: wire.Message) -> wire.Message:
+def _answer(
+    handle: Callable[[protocol.Message], protocol.Message], message: protocol.Message
+) -> protocol.Message:
     try:
         return {"id": message["id"], "result": handle(message)}
     # The boundary of the process: whatever went wrong, the parent must hear of it.

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from services.learner.algo.critic import clipped_value_loss
-from services.learner.algorithm_config import CriticConfig
-from services.learner.config import OptimizerConfig
+from services.learner.config.algorithm import CriticConfig
+from services.learner.config.learner import OptimizerConfig
 from services.learner.rank.model import Policy, body_states
 from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.rows import Row, Targets
+from services.learner.rank.packed_rows import Row, Targets
 
 _MODEL, _OPTIMIZER = "model.", "optimizer."
 

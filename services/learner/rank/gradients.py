@@ -11,10 +11,10 @@ from torch import Tensor
 from services.learner.algo.logprob_head import fused_policy_loss
 from services.learner.algo.objective import Objective, ObjectiveSums, PackTokens
 from services.learner.rank.critic import Critic
+from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.model import Policy
-from services.learner.rank.preparation import Example
-from services.learner.rank.replicas import Replicas
-from services.learner.rank.rows import ByRow, Packer, Targets, by_row
+from services.learner.rank.packed_rows import ByRow, Packer, Targets, by_row
+from services.learner.rank.step_preparation import Example
 
 
 @dataclass(frozen=True, slots=True)

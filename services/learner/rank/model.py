@@ -16,8 +16,8 @@ from transformers.utils import logging as transformers_logging
 from services.common.spec import PolicyConfig
 from services.learner.algo.logprob_head import token_logprobs
 from services.learner.algo.packing import layout
+from services.learner.config.rank import RankConfig
 from services.learner.rank import attention
-from services.learner.rank.config import RankConfig
 
 DTYPES: Mapping[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 CANARY_TOKENS = 32

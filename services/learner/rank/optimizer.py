@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from services.learner.config import OptimizerConfig
-from services.learner.rank.replicas import Replicas
+from services.learner.config.learner import OptimizerConfig
+from services.learner.rank.data_parallel import Replicas
 
 
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:

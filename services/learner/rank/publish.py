@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from services.common.fingerprint import TensorEntry, fingerprint
-from services.learner.rank.wire import SLOTS, slot_paths
+from services.learner.ranks.protocol import SLOTS, slot_paths
 
 _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _SAFETENSORS_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}

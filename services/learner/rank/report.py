@@ -8,11 +8,11 @@ import torch
 from numpy.typing import NDArray
 
 from services.learner.algo.mismatch import distribution, measure
-from services.learner.rank import histograms
+from services.learner.rank import step_histograms as histograms
 from services.learner.rank.gradients import Sums
-from services.learner.rank.preparation import Example, Prepared
-from services.learner.rank.rows import ByRow
-from services.learner.rank.updates import History, Outcome
+from services.learner.rank.joint_update import History, Outcome
+from services.learner.rank.packed_rows import ByRow
+from services.learner.rank.step_preparation import Example, Prepared
 from services.learner.types import Histogram, TrainBatch, VersionMismatch
 
 

@@ -7,7 +7,7 @@ import torch
 from services.learner.algo.logprob_head import token_logprobs
 from services.learner.rank.critic import Critic
 from services.learner.rank.model import Policy
-from services.learner.rank.rows import ByRow, Packer, Row, Targets, by_row
+from services.learner.rank.packed_rows import ByRow, Packer, Row, Targets, by_row
 
 
 @torch.no_grad()

@@ -7,20 +7,20 @@ from collections.abc import Mapping
 from services.learner.algo.advantages import ADVANTAGES
 from services.learner.algo.objective import Objective
 from services.learner.algo.registry import load_plugins
-from services.learner.algorithm_config import AlgorithmConfig
+from services.learner.config.algorithm import AlgorithmConfig
+from services.learner.config.rank import RankConfig
 from services.learner.rank import report
-from services.learner.rank.config import RankConfig
 from services.learner.rank.critic import Critic
+from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.gradients import Accumulator
+from services.learner.rank.joint_update import History, Updater
 from services.learner.rank.model import Policy
 from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.preparation import Example, NotFiniteError, Prepared, Preparer
+from services.learner.rank.packed_rows import Packer, Row
 from services.learner.rank.reference import Reference
-from services.learner.rank.replicas import Replicas
 from services.learner.rank.report import Evidence
-from services.learner.rank.rows import Packer, Row
 from services.learner.rank.scoring import score_rows
-from services.learner.rank.updates import History, Updater
+from services.learner.rank.step_preparation import Example, NotFiniteError, Prepared, Preparer
 from services.learner.types import StepResult, TrainBatch
 
 # The rank's log is what its process prints.

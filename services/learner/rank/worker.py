@@ -4,17 +4,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from services.learner.guard.wire import encode_comparison
-from services.learner.rank import wire
-from services.learner.rank.batches import batches_of
-from services.learner.rank.comparing import Comparing
-from services.learner.rank.meeting import Store, hold
+from services.learner.rank.batch_transfer import batches_of
+from services.learner.rank.compare_command import Comparing
 from services.learner.rank.model import canary_token_ids, score
 from services.learner.rank.optimizer import learning_rate
 from services.learner.rank.publish import WeightSlots
-from services.learner.rank.setup import Models, Setup, load_models
+from services.learner.rank.rank_setup import Models, Setup, load_models
+from services.learner.rank.rendezvous import Store, hold
+from services.learner.ranks import protocol
 from services.learner.types import ModelInfo, Publication
 
-Command = Callable[[wire.Message], wire.Message]
+Command = Callable[[protocol.Message], protocol.Message]
 
 
 class OutOfOrderError(Exception):
@@ -42,7 +42,7 @@ class Rank:
         fingerprint = reference.fingerprint() if reference is not None else None
         return ModelInfo(count, policy.head.shape[0], self._step, fingerprint)
 
-    def train(self, message: wire.Message) -> wire.Message:
+    def train(self, message: protocol.Message) -> protocol.Message:
         """Makes the next step with the batch that the message describes.
 
         Raises OutOfOrderError when its step is not the one after the parameters'.
@@ -53,7 +53,7 @@ class Rank:
         lr = learning_rate(self._setup.optimizer, batch.step, self._setup.total_steps)
         result = self._models.trainer.train(batch, lr)
         self._step = batch.step
-        return wire.encode_step_result(result)
+        return protocol.encode_step_result(result)
 
     def close(self) -> None:
         """Removes what the rank holds in shared memory."""
@@ -80,7 +80,7 @@ class FirstRank(Rank):
             "save": self.save,
         }
 
-    def publish(self, message: wire.Message) -> wire.Message:
+    def publish(self, message: protocol.Message) -> protocol.Message:
         """Writes the weights and scores the canary.
 
         Raises OutOfOrderError when the version is not the number of steps behind the weights.
@@ -94,18 +94,18 @@ class FirstRank(Rank):
         published = Publication(
             version, fingerprint, manifest, self._slots.total_bytes, path, ids, logprobs
         )
-        return wire.encode_publication(published)
+        return protocol.encode_publication(published)
 
-    def compare(self, message: wire.Message) -> wire.Message:
+    def compare(self, message: protocol.Message) -> protocol.Message:
         """Scores a batch again and changes nothing; see `ports.Ranks`."""
-        batch = wire.read_batch(message)
+        batch = protocol.read_batch(message)
         found = self._comparing.compare(batch, self._step, diagnose=message["diagnose"])
         return encode_comparison(found)
 
-    def save(self, message: wire.Message) -> wire.Message:
+    def save(self, message: protocol.Message) -> protocol.Message:
         """Writes a checkpoint."""
         files = self._models.save(Path(message["directory"]), self._step)
-        return wire.encode_checkpoint(files)
+        return protocol.encode_checkpoint(files)
 
     def close(self) -> None:
         """See `Rank.close`."""
@@ -124,14 +124,14 @@ class Dispatcher:
         if self._rank is not None:
             self._rank.close()
 
-    def answer(self, message: wire.Message) -> wire.Message:
+    def answer(self, message: protocol.Message) -> protocol.Message:
         """The result of one command. Raises whatever the command raises."""
         if message["command"] == "host":
             self._store, rendezvous = hold(message["arguments"]["host"])
             return {"rendezvous": rendezvous}
         if message["command"] == "start":
             self._rank = _start(Setup.model_validate(message["arguments"]), self._store)
-            return wire.encode_model_info(self._rank.info())
+            return protocol.encode_model_info(self._rank.info())
         if self._rank is None:
             raise OutOfOrderError(f"{message['command']} before start")
         return self._rank.commands[message["command"]](message["arguments"])

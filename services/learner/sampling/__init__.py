@@ -1,0 +1,1 @@
+"""Which task comes when: selection, curriculum, quarantine."""

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from services.common.log import get_logger
-from services.learner.sampling.changes import (
+from services.learner.config.sampling import SamplingConfig
+from services.learner.sampling.curriculum_changes import (
     Change,
     Cursor,
     Event,
@@ -21,10 +22,9 @@ from services.learner.sampling.changes import (
     Stored,
     TaskState,
 )
-from services.learner.sampling.config import SamplingConfig
 from services.learner.sampling.difficulty import Outcome, take_in
-from services.learner.sampling.mixing import Mixture
-from services.learner.sampling.passes import Passes
+from services.learner.sampling.environment_mix import Mixture
+from services.learner.sampling.task_passes import Passes
 from services.learner.sampling.tasks import Task
 
 _log = get_logger(__name__)

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.learner.sampling.changes import Standing, TaskState
-from services.learner.sampling.config import DifficultyConfig
+from services.learner.config.sampling import DifficultyConfig
+from services.learner.sampling.curriculum_changes import Standing, TaskState
 from services.learner.trajectory import PASS_REWARD
 
 

@@ -1,0 +1,1 @@
+"""One neighbour each: vLLM, the learner, the gateway, tokenizers and chat templates."""

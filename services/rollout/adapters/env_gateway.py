@@ -13,8 +13,8 @@ from flotilla.env_gateway.v1 import episode_service_pb2 as pb
 from flotilla.env_gateway.v1 import episode_service_pb2_grpc as pb_grpc
 from services.common.log import get_logger
 from services.common.rpc import duration, last_of, seconds
-from services.rollout.adapters.calls import explain, persist, reason
-from services.rollout.codec import episode_from_pb, grade_from_pb, tool_result_from_pb
+from services.rollout.adapters.retried_calls import explain, persist, reason
+from services.rollout.api.codec import episode_from_pb, grade_from_pb, tool_result_from_pb
 from services.rollout.ports import EnvironmentLost
 from services.rollout.types import EpisodeInfo, Grade, OpenRequest, ToolResult
 

@@ -18,11 +18,11 @@ from flotilla.learner.v1 import policy_service_pb2_grpc as policy_grpc
 from flotilla.learner.v1 import weight_service_pb2 as weight_pb
 from flotilla.learner.v1 import weight_service_pb2_grpc as weight_grpc
 from services.common.fingerprint import TokenizerDigests
-from services.common.host import host_digest
+from services.common.host_identity import host_digest
 from services.common.log import get_logger
 from services.common.rpc import service_error
-from services.rollout.adapters.calls import TRANSIENT, explain, persist, reason
-from services.rollout.codec import (
+from services.rollout.adapters.retried_calls import TRANSIENT, explain, persist, reason
+from services.rollout.api.codec import (
     lease_from_pb,
     policy_to_pb,
     publication_from_pb,

@@ -25,10 +25,10 @@ from services.rollout.adapters.vllm_options import (
     refuse_foreign_torchvision,
     set_environment,
 )
-from services.rollout.config import EngineConfig
+from services.rollout.config.rollout import EngineConfig
 from services.rollout.ports import EngineDead, EngineError, RequestAborted
-from services.rollout.tasks import cancel
 from services.rollout.types import Completion, PolicyId, PolicySpan, Publication, Sampling
+from services.rollout.work.task_groups import cancel
 
 if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput, RequestOutput

@@ -12,7 +12,7 @@ from services.common.child_environment import child_environment
 from services.common.errors import ConfigError
 from services.common.secret_values import is_secret_name, secret_values
 from services.common.spec import PolicyConfig
-from services.rollout.config import EngineConfig
+from services.rollout.config.rollout import EngineConfig
 
 WEIGHT_LOADER = "services.rollout.adapters.vllm_weights.WeightLoader"
 ENVIRONMENT = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.env_gateway.adapters.build import build
-from services.env_gateway.config import EnvGatewayConfig
-from services.env_gateway.gateway import Gateway
-from services.env_gateway.grading import Grade
+from services.env_gateway.config.gateway import EnvGatewayConfig
+from services.env_gateway.episodes.gateway import Gateway
+from services.env_gateway.episodes.session import Answer, Outcome, Session
+from services.env_gateway.episodes.task_format import parse_task
+from services.env_gateway.grading.verdict import Grade
 from services.env_gateway.ports import Backend, Instance, Provision
-from services.env_gateway.session import Answer, Outcome, Session
-from services.env_gateway.tasks import parse_task
 from tests.env_gateway.backends.harness import BackendHarness, Call
 from tests.env_gateway.grading_gateway import grading_gateway
 from tests.env_gateway.support import open_spec, opened

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from services.env_gateway.episodes import State
-from services.env_gateway.grading import Reason
+from services.env_gateway.episodes.leases import State
+from services.env_gateway.episodes.session import Outcome
+from services.env_gateway.grading.verdict import Reason
 from services.env_gateway.ports import BackendError, Orphan, QueryError, Text
-from services.env_gateway.session import Outcome
 from tests.env_gateway.backends.bench import TIMEOUT_S, Bench
 from tests.env_gateway.backends.harness import Can
 from tests.env_gateway.support import open_spec, states, until

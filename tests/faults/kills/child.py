@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.common.spec import PolicyConfig
-from services.learner.adapters.trackers_jsonl import JsonlTracker
-from services.learner.assemble import run_learner
+from services.learner.app import run_learner
+from services.learner.dependencies import Vendors
 from services.learner.groups.batcher import train_batch
 from services.learner.journal.plans import plans_after
 from services.learner.journal.store import FILE_NAME, reading
 from services.learner.journal.trajectories import trajectories_of
-from services.learner.vendors import Vendors
+from services.learner.tracking.adapters.jsonl import JsonlTracker
 from tests.faults.kills.ranks import SmallRanks
 from tests.learner.rank.configs import policy_config
 from tests.learner.support import TOKENIZER, make_config, make_runtime

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from services.learner.journal.audit import Audit, audit
-from services.learner.journal.mark import FILE_NAME as MARK
+from services.learner.journal.progress_mark import FILE_NAME as MARK
 from services.learner.journal.store import FILE_NAME, open_journal
 from tests.faults.kills.child import GO, Life, keep_payloads
 from tests.faults.kills.fork_server import ForkServer, tail

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 
 from services.common.spec import PolicyConfig
-from services.learner.adapters.fake import FakeRanks
-from services.learner.algorithm_config import AlgorithmConfig
-from services.learner.config import OptimizerConfig
+from services.learner.config.algorithm import AlgorithmConfig
+from services.learner.config.learner import OptimizerConfig
+from services.learner.config.rank import RankConfig
 from services.learner.rank import checkpoint as files
-from services.learner.rank.config import RankConfig
 from services.learner.rank.model import load
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.step import Trainer
+from services.learner.ranks.fake import FakeRanks
 from services.learner.types import CheckpointFiles, ModelInfo, StepResult, TrainBatch
 
 LR = 1e-2

@@ -21,7 +21,7 @@ from services.launcher.ports import (
     SetupError,
     Stray,
 )
-from services.launcher.runs import ROLLOUT, Exit, Unit
+from services.launcher.state import ROLLOUT, Exit, Unit
 
 _POLL_S = 0.03
 

@@ -18,10 +18,11 @@ from flotilla.launcher.v1 import registry_service_pb2, registry_service_pb2_grpc
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
 from services.common import rpc
-from services.launcher import address_file, identity
-from services.launcher.identity import RunIdentity
-from services.launcher.rows import StoredRun
-from services.launcher.store import Store
+from services.launcher import launcher_address
+from services.launcher.security import certificates
+from services.launcher.security.certificates import RunIdentity
+from services.launcher.store.ledger import Store
+from services.launcher.store.records import StoredRun
 from tests.faults.launcher_kills.file_cloud import FileCloud
 from tests.launcher.harness import REPOSITORY, spec
 
@@ -50,7 +51,7 @@ class Runs:
             cwd=REPOSITORY,
             env={**os.environ, **self.environment},
         )
-        await self.until(lambda: address_file.read(self.runs) is not None)
+        await self.until(lambda: launcher_address.read(self.runs) is not None)
 
     async def kill(self) -> None:
         """As the kernel would, short of memory."""
@@ -74,7 +75,7 @@ class Runs:
 
     @asynccontextmanager
     async def stub(self) -> AsyncGenerator[Any]:
-        address = address_file.read(self.runs)
+        address = launcher_address.read(self.runs)
         assert address is not None
         async with rpc.channel(address.address, token=address.token) as channel:
             yield RunServiceStub(channel)
@@ -128,7 +129,7 @@ class Runs:
             "incarnation": f"{service}-x",
         }
         while True:
-            stored, member = self.stored(), identity.load_run(self.runs, self.run_id)
+            stored, member = self.stored(), certificates.load_run(self.runs, self.run_id)
             if stored.registry and member is not None and self.has_machine(service):
                 async with self._registry(stored.registry, member, service) as channel:
                     await self._beat_there(service, channel, who)

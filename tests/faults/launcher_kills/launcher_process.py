@@ -6,7 +6,7 @@ from pathlib import Path
 
 from services.common import log
 from services.launcher.__main__ import Options, alone, serve
-from services.launcher.budget import meter
+from services.launcher.control.budget import meter
 from services.launcher.ports import Hooks, Intent
 from tests.faults.launcher_kills.file_cloud import FileCloud
 

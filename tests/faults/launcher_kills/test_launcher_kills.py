@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.runs import Cleanup, Outcome, RunState
+from services.launcher.state import Cleanup, Outcome, RunState
 from tests.faults.launcher_kills.folder import Folder, opened
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from services.common import log
 from services.launcher.__main__ import Options, alone, serve
-from services.launcher.adapters.local import LocalBackend
-from services.launcher.adapters.sky_backend import SkyBackend
-from services.launcher.adapters.sky_client import SkyClient
-from services.launcher.budget import meter
+from services.launcher.backends.local.backend import LocalBackend
+from services.launcher.backends.sky.backend import SkyBackend
+from services.launcher.backends.sky.sdk import SkyClient
+from services.launcher.control.budget import meter
 from services.launcher.ports import Hooks, Intent
 
 

@@ -36,7 +36,7 @@ def watch(service: str, module: str) -> NoReturn:
     for descriptor in (1, 2):
         os.dup2(output, descriptor)
     service_command = [sys.executable, "-m", module, *shared, *rest]
-    _become("-m", "services.launcher.unit", *shared, *own, "--", *service_command)
+    _become("-m", "services.launcher.agent", *shared, *own, "--", *service_command)
 
 
 def _new_machine(service: str) -> Path:

@@ -2,13 +2,13 @@
 
 from collections.abc import Awaitable, Callable
 
-from services.common.main import RegistryContract, Runtime, entry
-from services.learner.adapters.alarm_sinks import alarm_sinks_of
-from services.learner.adapters.fake import FakeRanks
-from services.learner.adapters.trackers_jsonl import JsonlTracker
-from services.learner.assemble import run_learner
-from services.learner.config import LearnerConfig
-from services.learner.vendors import Vendors
+from services.common.service_main import RegistryContract, Runtime, entry
+from services.learner.alarms.adapters.sinks import alarm_sinks_of
+from services.learner.app import run_learner
+from services.learner.config.learner import LearnerConfig
+from services.learner.dependencies import Vendors
+from services.learner.ranks.fake import FakeRanks
+from services.learner.tracking.adapters.jsonl import JsonlTracker
 from tests.learner.support import TOKENIZER
 
 

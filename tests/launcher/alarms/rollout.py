@@ -9,8 +9,8 @@ import grpc.aio
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import trajectory_pb2
 from services.common.config import Model
-from services.common.main import Runtime, entry
-from services.common.membership import Status
+from services.common.run_membership import Status
+from services.common.service_main import Runtime, entry
 from tests.launcher.fake_service import registry
 from tests.learner.support import FakeWorker, failed
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from services.launcher.store import Store
+from services.launcher.store.ledger import Store
 from tests.launcher.harness import spec, start_cli
 from tests.learner.support import write_tasks
 

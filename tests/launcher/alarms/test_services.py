@@ -4,7 +4,7 @@ from pathlib import Path
 
 from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
 from flotilla.launcher.v1 import run_service_pb2 as pb
-from services.launcher.console.board import Board, alarm_name
+from services.launcher.cli.run_view import Board, alarm_name
 from services.launcher.progress import Alarm, RaisedAlarms
 from tests.launcher.harness import serving, spec
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.console.train import FAILED
+from services.launcher.cli.train import FAILED
 from tests.launcher.harness import spec
 from tests.launcher.test_cli import nothing_left, run_cli
 from tests.learner.support import write_tasks

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.launcher import budget
-from services.launcher.config import LauncherConfig, ServiceShape
+from services.launcher.config.launcher import LauncherConfig, ServiceShape
+from services.launcher.control import budget
 from services.launcher.ports import Tick, Verdict
-from services.launcher.runs import Cost, Outcome, Replica, Run, RunState, Unit
+from services.launcher.state import Cost, Outcome, Replica, Run, RunState, Unit
 
 SERVICES = ("env_gateway", "learner", "rollout")
 PRICES = {"env_gateway": 0.5, "learner": 8.0, "rollout": 2.0}

@@ -9,8 +9,8 @@ import pytest
 from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common.rpc import service_error
-from services.launcher import budget, metering
-from services.launcher.adapters.local import LocalBackend
+from services.launcher.backends.local.backend import LocalBackend
+from services.launcher.control import budget, cost_meter
 from services.launcher.ports import Hooks, Launch, Offer
 from tests.launcher.harness import serving, spec
 
@@ -28,7 +28,7 @@ class DearBackend(LocalBackend):
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test does not wait for a minute."""
-    monkeypatch.setattr(metering, "EVERY_S", 0.1)
+    monkeypatch.setattr(cost_meter, "EVERY_S", 0.1)
 
 
 async def test_a_run_of_which_one_hour_is_too_dear_does_not_start(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def surroundings(canaries: Canaries, url: str) -> dict[str, str]:
 
 
 def doctor(path: Path, environ: Mapping[str, str], *arguments: str) -> list[dict[str, str]]:
-    words = ("-m", "services.launcher.cli", "doctor", str(path), "--json", *arguments)
+    words = ("-m", "services.launcher.cli.app", "doctor", str(path), "--json", *arguments)
     for name in ("ring", "echo", "versions", "memory", "disk"):
         words += ("--skip", name)
     done = subprocess.run(
@@ -83,7 +83,12 @@ def test_a_store_that_refuses_is_told_of_without_its_keys(tmp_path: Path) -> Non
         path.write_text(unlike(tmp_path, url))
         done = subprocess.run(
             (
-                *(sys.executable, "-m", "services.learner.restore", "s3://bucket/runs/run-1"),
+                *(
+                    sys.executable,
+                    "-m",
+                    "services.learner.checkpoints.restore_command",
+                    "s3://bucket/runs/run-1",
+                ),
                 *("--config", str(path), "--runs", str(tmp_path)),
             ),
             capture_output=True,

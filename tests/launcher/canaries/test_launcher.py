@@ -20,11 +20,11 @@ from flotilla.launcher.v1 import run_service_pb2 as pb
 from flotilla.launcher.v1.run_service_pb2_grpc import RunServiceStub
 from services.common import rpc
 from services.common.tls import TLS_VARIABLE
-from services.launcher import address_file
-from services.launcher.adapters.local import MARK
-from services.launcher.config import LauncherConfig
-from services.launcher.inherited import LAUNCHERS_OWN
-from services.launcher.sky import secret_names
+from services.launcher import launcher_address
+from services.launcher.backends.local.backend import MARK
+from services.launcher.config.launcher import LauncherConfig
+from services.launcher.security import secret_names
+from services.launcher.security.env_filter import LAUNCHERS_OWN
 from tests.launcher.canaries.canary import HOOK, KEPT, REMOTE_OPTIONS, Canaries
 from tests.launcher.doctor.support import double
 from tests.launcher.harness import ENDED, REPOSITORY, left_running, spec
@@ -109,9 +109,9 @@ async def launcher(folder: Path) -> AsyncGenerator[Here]:
             await process.wait()
 
 
-def _address_of(runs: Path) -> address_file.Address:
+def _address_of(runs: Path) -> launcher_address.Address:
     deadline = time.monotonic() + 30.0
-    while (at := address_file.read(runs)) is None:
+    while (at := launcher_address.read(runs)) is None:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     return at

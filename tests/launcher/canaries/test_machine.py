@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from services.launcher.seal import KEY_FILE, key_in, seal
+from services.launcher.security.sealed_secrets import KEY_FILE, key_in, seal
 from tests.launcher.canaries.canary import Canaries
 from tests.launcher.unit.harness import Machine, machine
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from services.launcher.adapters.registries import RunRegistries
-from services.launcher.adapters.sky_backend import SkyBackend
-from services.launcher.console import plan as plans
-from services.launcher.launcher import Equipment, Launcher
-from services.launcher.runs import Cleanup, RunMode
-from services.launcher.seal import KEY_FILE, unseal
-from services.launcher.sky.code import FOLDER
-from services.launcher.sky.ports import Document
-from services.launcher.store import Store
+from services.launcher.api.registry_server import RunRegistries
+from services.launcher.backends.sky.backend import SkyBackend
+from services.launcher.backends.sky.code_bundle import FOLDER
+from services.launcher.backends.sky.ports import Document
+from services.launcher.cli import plan as plans
+from services.launcher.control.launcher import Equipment, Launcher
+from services.launcher.security.sealed_secrets import KEY_FILE, unseal
+from services.launcher.state import Cleanup, RunMode
+from services.launcher.store.ledger import Store
 from tests.launcher.canaries.canary import HOOK, Canaries
 from tests.launcher.harness import spec
 from tests.launcher.sky.fake_client import FakeSky

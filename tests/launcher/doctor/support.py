@@ -14,14 +14,14 @@ from typing import Any
 
 from environments.server.serving import TOKEN_VARIABLE as EMULATOR_KEY
 from services.common.config import apply_override, canonical_json, parse
-from services.env_gateway.config import EnvGatewayConfig
-from services.launcher.doctor.examine import run
-from services.launcher.doctor.registry import PROBES
-from services.launcher.doctor.results import Result, Status
-from services.launcher.doctor.subject import Subject, subject_of
+from services.env_gateway.config.gateway import EnvGatewayConfig
+from services.launcher.doctor.findings import Result, Status
+from services.launcher.doctor.probe_list import PROBES
+from services.launcher.doctor.run_context import Subject, subject_of
+from services.launcher.doctor.run_probes import run
 from services.launcher.plan import read_spec
-from services.learner.config import LearnerConfig
-from services.rollout.config import RolloutConfig
+from services.learner.config.learner import LearnerConfig
+from services.rollout.config.rollout import RolloutConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 TOKEN = "a-token-for-tests-that-is-long-enough"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.launcher.doctor.results import Status
+from services.launcher.doctor.findings import Status
 from tests.launcher.doctor.support import double, emulator, probed, says, spec, subject
 from tests.learner.checkpoints.remote_support import BUCKET, s3_server
 

@@ -11,23 +11,23 @@ import psutil
 import pytest
 
 from services.common.config import apply_override, canonical_json
-from services.launcher.config import LauncherConfig
-from services.launcher.doctor.children import output_of
-from services.launcher.doctor.examine import examine
-from services.launcher.doctor.gate import doctor_gate
-from services.launcher.doctor.registry import PROBES, Probe
-from services.launcher.doctor.results import Finding, Status, ok
-from services.launcher.doctor.subject import Subject
+from services.launcher.config.launcher import LauncherConfig
+from services.launcher.doctor.findings import Finding, Status, ok
+from services.launcher.doctor.probe_list import PROBES, Probe
+from services.launcher.doctor.probe_process import output_of
+from services.launcher.doctor.run_context import Subject
+from services.launcher.doctor.run_probes import examine
+from services.launcher.doctor.start_gate import doctor_gate
 from services.launcher.plan import read_spec
 from services.launcher.ports import Intent, RefusedError
-from services.launcher.runs import Run
+from services.launcher.state import Run
 from tests.launcher.doctor.support import ROOT, spec, subject
 
 NAMES = ["spec", *(probe.name for probe in PROBES)]
 
 
 def doctor(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "services.launcher.cli", "doctor", *map(str, arguments)]
+    command = [sys.executable, "-m", "services.launcher.cli.app", "doctor", *map(str, arguments)]
     return subprocess.run(
         command, capture_output=True, text=True, cwd=cwd, timeout=120, check=False
     )

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from services.common.config import canonical_json
-from services.launcher.doctor.gate import doctor_gate
-from services.launcher.doctor.results import Status
+from services.launcher.doctor.findings import Status
+from services.launcher.doctor.start_gate import doctor_gate
 from services.launcher.plan import read_spec
 from services.launcher.ports import Intent
-from services.launcher.runs import Run
+from services.launcher.state import Run
 from tests.launcher.doctor.support import ROOT, probed, says, spec, subject
 
 ELSEWHERE = ("launcher.backend=sky", "launcher.sky.python=nowhere/bin/python")

@@ -12,9 +12,9 @@ import pytest
 
 from environments.tasks import make_task
 from services.common.config import load_spec
-from services.launcher.adapters.gateway_process import GatewayError
-from services.launcher.doctor.results import Result, Status
-from services.launcher.doctor.subject import Subject
+from services.launcher.doctor.adapters.gateway_process import GatewayError
+from services.launcher.doctor.findings import Result, Status
+from services.launcher.doctor.run_context import Subject
 from tests.launcher.doctor import own_environment
 from tests.launcher.doctor.support import probed, says, spec, subject
 from tests.launcher.doctor.test_peers import children
@@ -112,7 +112,7 @@ async def test_a_package_that_the_gateway_lacks_is_named_with_what_brings_it(
         raise GatewayError("it ended:\nModuleNotFoundError: No module named 'aiohttp'")
         yield "", ""
 
-    monkeypatch.setattr("services.launcher.adapters.probes_gateway.gateway", gateway)
+    monkeypatch.setattr("services.launcher.doctor.adapters.gateway_probe.gateway", gateway)
     fix = "install aiohttp: pip install 'flotilla[env-gateway]', or `make setup`"
     says(await examined(own_environment.write(tmp_path, policy)), Status.FAIL, fix)
 
@@ -131,7 +131,7 @@ def test_an_episode_is_known_by_version_and_verifier(
     policy: Path, tmp_path: Path, change: dict[str, Any], played: bool
 ) -> None:
     from services.launcher.doctor.canaries import Canary
-    from services.launcher.doctor.played import Played, key_of_episode
+    from services.launcher.doctor.canary_results import Played, key_of_episode
     from tests.launcher.doctor.support import sections
 
     about = subject(load_spec(own_environment.write(tmp_path, policy)), tmp_path)

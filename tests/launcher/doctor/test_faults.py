@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from services.launcher.doctor.results import Status
+from services.launcher.doctor.findings import Status
 from tests.launcher.doctor.support import (
     Result,
     probed,

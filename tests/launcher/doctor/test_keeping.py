@@ -8,11 +8,11 @@ import pytest
 
 from services.common.config import apply_override, canonical_json
 from services.launcher.doctor import store as probe
-from services.launcher.doctor.gate import doctor_gate
-from services.launcher.doctor.results import Finding, Status, ok
+from services.launcher.doctor.findings import Finding, Status, ok
+from services.launcher.doctor.start_gate import doctor_gate
 from services.launcher.plan import read_spec
 from services.launcher.ports import Intent, RefusedError
-from services.launcher.runs import Run, RunMode
+from services.launcher.state import Run, RunMode
 from tests.launcher.doctor.support import probed, says, spec, subject
 
 RENTED = ("launcher.backend=sky", 'launcher.sky.learner.ordered=[{infra = "lambda"}]')

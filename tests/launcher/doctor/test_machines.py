@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from services.common.config import apply_override
-from services.launcher.doctor.results import Status
-from services.launcher.doctor.subject import Subject
+from services.launcher.doctor.findings import Status
+from services.launcher.doctor.run_context import Subject
 from tests.launcher.doctor.support import double, probed, says, skypilot, spec, subject
 from tests.launcher.doctor.test_faults import larger
 

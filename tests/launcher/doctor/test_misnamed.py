@@ -7,7 +7,7 @@ import pytest
 
 from services.common.config import load_spec
 from services.launcher.doctor.environments import misnamed
-from services.launcher.doctor.results import Status
+from services.launcher.doctor.findings import Status
 from tests.launcher.doctor import own_environment
 from tests.launcher.doctor.support import probed, says, subject
 

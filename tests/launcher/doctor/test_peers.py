@@ -17,10 +17,10 @@ import pytest
 from environments.tasks import make_task
 from services.common.arguments import TOKEN_VARIABLE
 from services.common.tls import TLS_VARIABLE
-from services.launcher.adapters.probes_sky import judge
-from services.launcher.doctor.children import ask
-from services.launcher.doctor.results import Status
-from services.launcher.identity import mint_run
+from services.launcher.doctor.adapters.sky_probe import judge
+from services.launcher.doctor.findings import Status
+from services.launcher.doctor.probe_process import ask
+from services.launcher.security.certificates import mint_run
 from tests.launcher.doctor.support import (
     ROOT,
     TOKEN,
@@ -143,7 +143,7 @@ async def test_the_api_server_that_skypilots_configuration_names_is_the_one_that
         # SkyPilot's client must not start a server where this one has nothing to say.
         environ["SKYPILOT_DISABLE_LOCAL_API_SERVER"] = "1"
         environ["SKYPILOT_DISABLE_USAGE_COLLECTION"] = "1"
-        (told,) = await ask(str(SKY_PYTHON), "probes_sky", {"wanted": {}}, environ)
+        (told,) = await ask(str(SKY_PYTHON), "sky_probe", {"wanted": {}}, environ)
     assert asked[0] == ("/api/health", f"Basic {b64encode(b'ada:a-password').decode()}")
     # A double of a server is well, and knows no cloud; what is said of it is SkyPilot's own.
     wrong = "sky check failed" if status == 200 else f"at {url.replace('//', '//ada:<redacted>@')}:"

@@ -8,14 +8,14 @@ import pytest
 
 from flotilla.launcher.v1 import run_service_pb2 as pb
 from services.common.config import canonical_json
-from services.launcher.doctor import examine, gate
-from services.launcher.doctor.gate import doctor_gate
-from services.launcher.doctor.registry import Probe
-from services.launcher.doctor.results import Finding, Status, combine, fail, ok, warn
-from services.launcher.doctor.subject import Subject
+from services.launcher.doctor import run_probes, start_gate
+from services.launcher.doctor.findings import Finding, Status, combine, fail, ok, warn
+from services.launcher.doctor.probe_list import Probe
+from services.launcher.doctor.run_context import Subject
+from services.launcher.doctor.start_gate import doctor_gate
 from services.launcher.plan import read_spec
 from services.launcher.ports import Hooks, Intent, RefusedError
-from services.launcher.runs import Run
+from services.launcher.state import Run
 from tests.launcher.doctor.support import spec
 from tests.launcher.harness import serving
 
@@ -40,8 +40,8 @@ async def test_a_refusal_lists_what_fails_alone(
     async def nothing(subject: Subject) -> tuple[dict[str, Any], list[Finding]]:
         return {}, [ok("valid")]
 
-    monkeypatch.setattr(gate, "PROBES", [Probe("episodes", "", mixed, 5.0)])
-    monkeypatch.setattr(examine, "read_sections", nothing)
+    monkeypatch.setattr(start_gate, "PROBES", [Probe("episodes", "", mixed, 5.0)])
+    monkeypatch.setattr(run_probes, "read_sections", nothing)
     plan = read_spec(canonical_json(spec(policy, tmp_path / "tasks.json")))
     run = Run(run_id="well-1", name="well", wanted=plan.config.replicas())
     intent = Intent(run, tmp_path / "runs/well-1", plan.text, plan.config, ())

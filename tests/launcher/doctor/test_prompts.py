@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from services.common.config import load_spec
+from services.launcher.doctor.findings import Status
 from services.launcher.doctor.prompts import judged
-from services.launcher.doctor.results import Status
 from tests.launcher.doctor import own_environment
 from tests.launcher.doctor.support import probed, says, subject
 

@@ -17,13 +17,13 @@ from services.common import rpc
 from services.common.arguments import TOKEN_VARIABLE
 from services.common.tls import TLS_VARIABLE
 from services.launcher.doctor import ring
-from services.launcher.doctor.echo import NO_TOKEN, echo
 from services.launcher.doctor.echo_server import METHOD, RING, SERVICE
-from services.launcher.doctor.results import Status
-from services.launcher.doctor.seat import Outcome, Seat, seat_from, sit
-from services.launcher.doctor.subject import Subject
-from services.launcher.doctor.ways import listen
-from services.launcher.identity import mint_run
+from services.launcher.doctor.findings import Status
+from services.launcher.doctor.network_check import listen
+from services.launcher.doctor.node_echo import NO_TOKEN, echo
+from services.launcher.doctor.ring_rank import Outcome, Seat, seat_from, sit
+from services.launcher.doctor.run_context import Subject
+from services.launcher.security.certificates import mint_run
 from tests.launcher.doctor.support import ROOT, TOKEN, echo_of, probed, says, spec, subject
 
 # As another machine's: this one has all of 127.0.0.0/8.
@@ -71,7 +71,7 @@ def rank(process: psutil.Process) -> str:
         line = " ".join(process.cmdline())
     except psutil.NoSuchProcess:  # or one that only its parent still knows
         return ""
-    return line if "probes_ring" in line else ""
+    return line if "ring_probe" in line else ""
 
 
 async def test_a_ring_goes_through_a_rank_here_and_one_on_each_node(about: Subject) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from environments.tasks import make_task
-from services.launcher.doctor.results import Status
+from services.launcher.doctor.findings import Status
 from tests.launcher.doctor.support import emulator, probed, says, spec, subject
 
 

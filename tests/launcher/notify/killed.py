@@ -15,10 +15,10 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from services.launcher.adapters.slack import Slack, trusted
+from services.launcher.notify.adapters.slack import Slack, trusted
+from services.launcher.notify.delivery import Post
 from services.launcher.notify.messages import Kind, Message
 from services.launcher.notify.outbox import Letter, Outbox, Target
-from services.launcher.notify.post import Post
 from tests.launcher.notify.slack_double import CHANNEL_ID, TOKEN
 
 

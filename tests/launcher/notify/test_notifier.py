@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from services.launcher import books
-from services.launcher.adapters.slack import Slack, text_of
-from services.launcher.adapters.webhook import Webhook
-from services.launcher.notify.facts import selected_tasks
+from services.launcher.config.notify import NotifyConfig, SlackConfig
+from services.launcher.control import ledger_writer
+from services.launcher.notify.adapters.slack import Slack, text_of
+from services.launcher.notify.adapters.webhook import Webhook
+from services.launcher.notify.delivery import Post
 from services.launcher.notify.messages import Facts, Kind, Message, of_spending, of_state
 from services.launcher.notify.notifier import Notifier, targets_of
 from services.launcher.notify.outbox import Letter, Outbox, Target
-from services.launcher.notify.post import Post
+from services.launcher.notify.run_facts import selected_tasks
 from services.launcher.notify.sinks import Sink
-from services.launcher.notify_config import NotifyConfig, SlackConfig
 from services.launcher.progress import Alarm, Progress
-from services.launcher.runs import Cleanup, Cost, Outcome, Run, RunState
-from services.launcher.store import Store
+from services.launcher.state import Cleanup, Cost, Outcome, Run, RunState
+from services.launcher.store.ledger import Store
 from tests.launcher.notify.slack_double import CHANNEL_ID, TOKEN, SlackDouble, slack
 
 RUN = "demo-20261121-120000"
@@ -214,7 +214,7 @@ async def test_an_alarm_of_the_learner_is_told_each_time_that_it_is_raised(tmp_p
         await one.state(RunState.PREFLIGHT)
         known = Progress()
         for progress in (raised, raised, Progress(), raised):
-            books.write_progress(one.store, RUN, known, progress, 0.0)
+            ledger_writer.write_progress(one.store, RUN, known, progress, 0.0)
             known = progress
             await one.tell()
         heads = [text.splitlines()[0] for text in double.texts[1:]]

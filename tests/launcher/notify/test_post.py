@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from services.launcher.adapters.slack import Slack
+from services.launcher.notify.adapters.slack import Slack
+from services.launcher.notify.delivery import Post
 from services.launcher.notify.messages import Kind, Message
 from services.launcher.notify.outbox import Outbox, Target
-from services.launcher.notify.post import Post
 from tests.launcher.notify.slack_double import CHANNEL_ID, CHANNEL_NAME, TOKEN, Fault, slack
 from tests.learner.support import free_port
 

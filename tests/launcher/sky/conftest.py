@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.adapters.sky_backend import SkyBackend
+from services.launcher.backends.sky.backend import SkyBackend
 from tests.launcher.sky.fake_client import FakeSky
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from services.common.config import canonical_json
-from services.launcher.config import LauncherConfig
+from services.launcher.config.launcher import LauncherConfig
 from services.launcher.ports import Launch
-from services.launcher.runs import Key
+from services.launcher.state import Key
 
 RUN_ID = "tiny-20260101-000000"
 MACHINES = {

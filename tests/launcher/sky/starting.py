@@ -3,9 +3,9 @@
 import asyncio
 from typing import Any
 
-from services.launcher.adapters.sky_backend import SkyBackend
+from services.launcher.backends.sky.backend import SkyBackend
 from services.launcher.ports import Launch
-from services.launcher.runs import GATEWAY, LEARNER, Key, Unit
+from services.launcher.state import GATEWAY, LEARNER, Key, Unit
 from tests.launcher.sky import specs
 
 # Those that a group declares.

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from services.common.config import canonical_json
-from services.launcher.adapters.sky_backend import SkyBackend
+from services.launcher.backends.sky import names
+from services.launcher.backends.sky.backend import SkyBackend
+from services.launcher.backends.sky.status import Cluster
 from services.launcher.ports import BackendUnreachable
-from services.launcher.runs import LEARNER, ROLLOUT
-from services.launcher.sky import names
-from services.launcher.sky.records import Cluster
+from services.launcher.state import LEARNER, ROLLOUT
 from tests.launcher.sky import specs
 from tests.launcher.sky.fake_client import FakeSky
 

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.adapters.sky_backend import SkyBackend
-from services.launcher.adapters.sky_board import Board
+from services.launcher.backends.sky import names
+from services.launcher.backends.sky.backend import SkyBackend
+from services.launcher.backends.sky.queue import Board
+from services.launcher.backends.sky.status import Cluster
 from services.launcher.ports import (
     BackendUnreachable,
     CapacityError,
 )
-from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT, Exit, Unit
-from services.launcher.seal import KEY_FILE, unseal
-from services.launcher.sky import names
-from services.launcher.sky.records import Cluster
+from services.launcher.security.sealed_secrets import KEY_FILE, unseal
+from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, Exit, Unit
 from tests.launcher.sky import specs
 from tests.launcher.sky.fake_client import FakeSky
 from tests.launcher.sky.starting import STATIC, brief, group

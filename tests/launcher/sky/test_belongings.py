@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from services.launcher.sky.belongings import bring, named
-from services.launcher.sky.code import CodeError, pinned
+from services.launcher.backends.sky.code_bundle import CodeError, pinned
+from services.launcher.backends.sky.input_files import bring, named
 
 SPEC: dict[str, Any] = {
     "name": "tiny",

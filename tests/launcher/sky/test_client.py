@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from services.launcher.adapters import sky_requests
-from services.launcher.adapters.sky_board import Board
-from services.launcher.adapters.sky_client import SkyClient
+from services.launcher.backends.sky import names, pending_requests
+from services.launcher.backends.sky.queue import Board
+from services.launcher.backends.sky.sdk import SkyClient
 from services.launcher.ports import (
     BackendError,
     BackendUnreachable,
@@ -22,8 +22,7 @@ from services.launcher.ports import (
     SetupError,
     StartLostError,
 )
-from services.launcher.runs import ROLLOUT
-from services.launcher.sky import names
+from services.launcher.state import ROLLOUT
 
 _SDK = Path(__file__).parents[2] / "faults/sky_kills/sdk"
 _LIMIT_S = 0.3
@@ -158,7 +157,7 @@ async def test_a_submission_that_never_arrives_is_not_under_way_for_ever(
         await asyncio.sleep(0.01)
     launching.cancel()
     assert await client.under_way(_NAME)
-    monkeypatch.setattr(sky_requests, "_HANDOVER_S", 0.0)
+    monkeypatch.setattr(pending_requests, "_HANDOVER_S", 0.0)
     assert not await client.under_way(_NAME)
     assert not await client.forget(lambda name: name == _NAME)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.sky.code import CodeError, pinned, pinned_commit
+from services.launcher.backends.sky.code_bundle import CodeError, pinned, pinned_commit
 
 
 def _git(root: Path, *arguments: str) -> str:

@@ -5,8 +5,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT
-from services.launcher.sky import names
+from services.launcher.backends.sky import names
+from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 
 _SERVICES = st.sampled_from((LEARNER, ROLLOUT, GATEWAY))
 _RUN_IDS = st.from_regex(r"[a-z0-9][a-z0-9._-]{0,80}", fullmatch=True)

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from services.common.config import canonical_json, load_spec
-from services.launcher.console import plan as command
+from services.launcher.cli import plan as command
 from services.launcher.plan import Plan, read_spec
 from tests.launcher.sky.specs import VMS
 
@@ -71,7 +71,7 @@ def test_a_plan_says_machines_and_prices_offline(
     (catalog / "vms.csv").write_text(VMS)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(_ROOT)
-    monkeypatch.setattr(command.preflight, "check", _content)
+    monkeypatch.setattr(command.spec_check, "check", _content)
     gpu = '[{infra = "lambda", accelerators = "H100:1"}]'
     changes = [f"--launcher.sky.{service}.any_of={gpu}" for service in ("learner", "rollout")]
     changes += ['--launcher.sky.env_gateway.any_of=[{infra = "lambda", cpus = "4+"}]']
@@ -106,7 +106,7 @@ def offline() -> tuple[str, ...]:
 
 def _planned(offline: tuple[str, ...], home: Path) -> tuple[str, dict[str, list[Any]]]:
     """What `flotilla plan` says of deploy/runs/qwen3-8b.toml, and its files."""
-    words = ("-m", "services.launcher.cli", "plan", "deploy/runs/qwen3-8b.toml")
+    words = ("-m", "services.launcher.cli.app", "plan", "deploy/runs/qwen3-8b.toml")
     done = subprocess.run(
         (*offline, sys.executable, *words),
         cwd=_ROOT,
@@ -166,7 +166,7 @@ def test_a_plan_warns_of_a_model_that_nobody_would_have(
     one_machine: bool,
 ) -> None:
     monkeypatch.chdir(_ROOT)
-    monkeypatch.setattr(command.preflight, "check", _content)
+    monkeypatch.setattr(command.spec_check, "check", _content)
     spec = Path("deploy/runs/local.toml")
     assert command.plan(spec, _RUNS, [change], None, one_machine=one_machine) == 0
     printed = capsys.readouterr().out

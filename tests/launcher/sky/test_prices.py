@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.runs import ROLLOUT
-from services.launcher.sky.offers import Offerer
-from services.launcher.sky.prices import Catalog
-from services.launcher.sky.records import Place
-from services.launcher.sky_config import Machine, Machines
+from services.launcher.backends.sky.cost_estimate import Offerer
+from services.launcher.backends.sky.price_catalog import Catalog
+from services.launcher.backends.sky.status import Place
+from services.launcher.config.sky import Machine, Machines
+from services.launcher.state import ROLLOUT
 from tests.launcher.sky import specs
 from tests.launcher.sky.specs import VMS
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from services.common.config import canonical_json, load_spec
+from services.launcher.backends.sky.machine_script import Watched, run_script
+from services.launcher.backends.sky.single_machine import whole_run
 from services.launcher.plan import read_spec
-from services.launcher.runs import Key
-from services.launcher.sky.script import Watched, run_script
-from services.launcher.sky.whole import whole_run
+from services.launcher.state import Key
 
 ROOT = Path(__file__).parents[3]
 

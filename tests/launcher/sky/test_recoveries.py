@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.adapters.sky_backend import SkyBackend
+from services.launcher.backends.sky.backend import SkyBackend
+from services.launcher.backends.sky.status import Cluster
 from services.launcher.ports import BackendUnreachable
-from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT, Exit
-from services.launcher.sky.records import Cluster
+from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, Exit
 from tests.launcher.sky.fake_client import FakeSky
 from tests.launcher.sky.starting import brief
 

@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 
 from services.common.child_environment import child_environment
-from services.launcher.adapters.sky_backend import SkyBackend
-from services.launcher.inherited import LAUNCHERS_OWN, inherited, inherited_by_all
+from services.launcher.backends.sky import cost_estimate, tasks
+from services.launcher.backends.sky.backend import SkyBackend
 from services.launcher.ports import BackendError
-from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT, SERVICES, Key
-from services.launcher.seal import KEY_FILE, unseal
-from services.launcher.sky import offers, secret_names, tasks
+from services.launcher.security import secret_names
+from services.launcher.security.env_filter import LAUNCHERS_OWN, inherited, inherited_by_all
+from services.launcher.security.sealed_secrets import KEY_FILE, unseal
+from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, SERVICES, Key
 from tests.launcher.sky.fake_client import FakeSky
 from tests.launcher.sky.specs import config, launch
 
@@ -136,10 +137,10 @@ def test_a_plan_is_the_same_whatever_is_set_where_it_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     site = tasks.site_of(launch((LEARNER, 0), spec=WISH), "abc", "h:1", "/code")
-    before = offers.dump([tasks.task(site, (LEARNER, 0))])
+    before = cost_estimate.dump([tasks.task(site, (LEARNER, 0))])
     for name in secret_names.OWNERS:
         monkeypatch.setenv(name, "set")
-    assert offers.dump([tasks.task(site, (LEARNER, 0))]) == before
+    assert cost_estimate.dump([tasks.task(site, (LEARNER, 0))]) == before
     assert "AWS" not in before and HUB not in before
 
 

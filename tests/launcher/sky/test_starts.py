@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from services.launcher.adapters.sky_backend import SkyBackend
+from services.launcher.backends.sky.backend import SkyBackend
+from services.launcher.backends.sky.status import Stage
 from services.launcher.ports import (
     BackendError,
     CapacityError,
     SetupError,
 )
-from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT
-from services.launcher.sky.records import Stage
+from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
 from tests.launcher.sky import specs
 from tests.launcher.sky.fake_client import FakeSky
 from tests.launcher.sky.starting import STATIC, brief, group

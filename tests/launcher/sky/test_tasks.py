@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from services.launcher.runs import GATEWAY, LEARNER, ROLLOUT, RunMode
-from services.launcher.sky import names, offers, tasks
-from services.launcher.unit.arguments import parse_arguments
+from services.launcher.agent.arguments import parse_arguments
+from services.launcher.backends.sky import cost_estimate, names, tasks
+from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, RunMode
 from tests.launcher.sky.specs import RUN_ID, config, launch
 
 _KEYS = ((LEARNER, 0), (GATEWAY, 0), (ROLLOUT, 3))
@@ -49,7 +49,7 @@ def test_secrets_are_named_and_their_values_are_nowhere() -> None:
         assert ("FLEET_API_KEY" in document["secrets"]) == (key[0] == GATEWAY)
         assert ("WANDB_API_KEY" in document["secrets"]) == (key[0] == LEARNER)
         assert ("HOOK_URL" in document["secrets"]) == (key[0] == LEARNER)
-        assert "canary" not in offers.dump([document])
+        assert "canary" not in cost_estimate.dump([document])
         assert "envs" not in document
 
 
@@ -89,12 +89,12 @@ def test_the_first_machine_of_a_learner_runs_it_and_the_others_its_further_ranks
     assert document["num_nodes"] == 2
     first, second = (_started(document, rank) for rank in (0, 1))
     at = first.index("--")
-    assert parse_arguments(first[first.index("services.launcher.unit") + 1 :]).node == 0
+    assert parse_arguments(first[first.index("services.launcher.agent") + 1 :]).node == 0
     assert first[at + 4] == "services.learner" and "--listen=10.0.0.7:4711" in first[at:]
     at = second.index("--")
-    given = parse_arguments(second[second.index("services.launcher.unit") + 1 :])
+    given = parse_arguments(second[second.index("services.launcher.agent") + 1 :])
     assert (given.node, given.label) == (1, "learner-node-1")
-    assert second[at + 4] == "services.learner.nodes"
+    assert second[at + 4] == "services.learner.ranks"
     assert {"--replica=1", "--peer=learner=10.0.0.7:4711"} <= set(second[at:])
     assert all("--learner.rank.nodes=2" in words for words in (first, second))
 
@@ -134,7 +134,7 @@ def test_slurm_itself_ends_an_allocation_when_the_run_has_a_limit() -> None:
     document = tasks.task(_site(learner=slurm), (LEARNER, 0))
     assert document["config"] == {"slurm": {"sbatch_options": {"time": "01:11:00"}}}
     # YAML 1.1 reads some of such times as numbers.
-    assert yaml.safe_load(offers.dump([document])) == document
+    assert yaml.safe_load(cost_estimate.dump([document])) == document
     endless = launch((LEARNER, 0), settings.model_copy(update={"max_hours": None}))
     site = tasks.site_of(endless, "abc", "h:1", "/code")
     assert "config" not in tasks.task(site, (LEARNER, 0))

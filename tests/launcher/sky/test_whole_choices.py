@@ -12,10 +12,9 @@ import yaml
 from typer.testing import CliRunner
 
 from services.common.config import load_spec
-from services.launcher import cli
-from services.launcher.console import plan, train
+from services.launcher.cli import app, plan, train
 from services.launcher.plan import Plan
-from services.learner.sampling.config import SelectConfig
+from services.learner.config.sampling import SelectConfig
 
 ROOT = Path(__file__).parents[3]
 FILE = ROOT / "deploy/sky/openenv-fleet-grpo.yaml"
@@ -43,7 +42,7 @@ def started(
 def arguments_of(tmp_path: Path, file: Path = FILE, /, **chosen: str) -> list[str]:
     """What the task's script calls `flotilla` with."""
     safe, option, module, *arguments = started(tmp_path, chosen, file).stdout.split("\0")[:-1]
-    assert (safe, option, module) == ("-P", "-m", "services.launcher.cli")
+    assert (safe, option, module) == ("-P", "-m", "services.launcher.cli.app")
     return arguments
 
 
@@ -54,9 +53,9 @@ def planned(out: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> Path
         """Asking the services takes seconds."""
 
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(plan.preflight, "check", content)
+    monkeypatch.setattr(plan.spec_check, "check", content)
     words = ("plan", "deploy/runs/openenv-fleet-grpo.toml", "--one-machine", "--out", str(out))
-    result = CliRunner().invoke(cli.app, [*words, *overrides])
+    result = CliRunner().invoke(app.app, [*words, *overrides])
     assert result.exit_code == 0, result.output
     return out / FILE.name
 
@@ -83,7 +82,7 @@ def asked(
 
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(train, "train", take)
-    result = CliRunner().invoke(cli.app, arguments)
+    result = CliRunner().invoke(app.app, arguments)
     assert result.exit_code == 0, result.output
     return found[0]
 
@@ -186,5 +185,5 @@ def test_the_first_line_of_a_file_is_the_command_that_makes_it_again(
     file.unlink()
     program, *words = shlex.split(made.splitlines()[0].removeprefix("# Made by: "))
     assert program == "flotilla"
-    assert CliRunner().invoke(cli.app, words).exit_code == 0
+    assert CliRunner().invoke(app.app, words).exit_code == 0
     assert file.read_text() == made

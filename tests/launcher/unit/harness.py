@@ -19,12 +19,12 @@ import psutil
 from flotilla.launcher.v1 import registry_service_pb2_grpc
 from services.common import rpc
 from services.common.tls import Tls
-from services.launcher.adapters.fake import FakeBackend
-from services.launcher.identity import mint_run
+from services.launcher.api.run_service import RegistryService
+from services.launcher.backends.fake import FakeBackend
+from services.launcher.control.supervisor import Supervisor
 from services.launcher.ports import UnitReport
-from services.launcher.runs import SERVICES
-from services.launcher.service import RegistryService
-from services.launcher.supervise import Supervisor
+from services.launcher.security.certificates import mint_run
+from services.launcher.state import SERVICES
 from tests.launcher.harness import REPOSITORY, TOKEN, Served, serving, spec
 
 WORKER = (sys.executable, "-m", "tests.launcher.unit.worker")
@@ -84,7 +84,7 @@ class Machine:
         self, *does: str, service: str = "rollout", options: tuple[str, ...] = ()
     ) -> asyncio.subprocess.Process:
         """Start a watcher over a worker."""
-        command = (*(sys.executable, "-m", "services.launcher.unit"), *self._options(service))
+        command = (*(sys.executable, "-m", "services.launcher.agent"), *self._options(service))
         with (self.folder / "output").open("ab") as output:
             process = await asyncio.create_subprocess_exec(
                 *(*command, *options, "--", *WORKER, *does),

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from services.launcher.runs import Policy
-from services.launcher.unit.run_folder import NotResumableError, RunFolder, StoreAwayError, Way
-from services.learner.adapters.remote_fsspec import open_store
+from services.launcher.agent.run_folder import NotResumableError, RunFolder, StoreAwayError, Way
+from services.launcher.state import Policy
+from services.learner.checkpoints.adapters.fsspec_store import open_store
 from tests.launcher.harness import spec
 from tests.launcher.unit.harness import machine
 from tests.learner.checkpoints.remote_support import RUN_ID

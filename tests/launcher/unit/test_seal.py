@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from services.common.errors import ConfigError
-from services.launcher.seal import key_in, seal, unseal
+from services.launcher.security.sealed_secrets import key_in, seal, unseal
 from tests.launcher.unit.harness import machine
 
 SECRET = {"FLEET_API_KEY": "of-fleet"}

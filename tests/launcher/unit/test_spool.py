@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher.spool import GapError, Spool
+from services.launcher.store.log_spool import GapError, Spool
 
 
 @pytest.mark.parametrize("seed", range(200))

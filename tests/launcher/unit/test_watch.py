@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from services.launcher.agent import decisions as watches
+from services.launcher.agent.decisions import EXIT_SILENCE, Action, Cause, Ending, Stage, Watch
+from services.launcher.control.agent_reports import EXIT_PREEMPTED
 from services.launcher.ports import UnitPhase
-from services.launcher.runs import Policy
-from services.launcher.unit import watch as watches
-from services.launcher.unit.watch import EXIT_SILENCE, Action, Cause, Ending, Stage, Watch
-from services.launcher.units import EXIT_PREEMPTED
+from services.launcher.state import Policy
 
 POLICY = Policy(max_restarts=2, restart_window_s=100.0, backoff_s=1.0, drain_s=10.0)
 

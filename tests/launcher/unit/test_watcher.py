@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from services.launcher.agent.decisions import EXIT_SILENCE
+from services.launcher.agent.preemption import UNTOLD_LEFT_S
+from services.launcher.control.agent_reports import EXIT_PREEMPTED
 from services.launcher.ports import UnitPhase
-from services.launcher.unit.notices import UNTOLD_LEFT_S
-from services.launcher.unit.watch import EXIT_SILENCE
-from services.launcher.units import EXIT_PREEMPTED
 from tests.launcher.harness import TOKEN
 from tests.launcher.unit.harness import Machine, machine, metadata_server
 

@@ -1,7 +1,7 @@
 """A fake learner that knows which tasks it is asked for, as the real one does."""
 
-from services.common.main import entry
-from services.learner.sampling.config import SelectConfig
+from services.common.service_main import entry
+from services.learner.config.sampling import SelectConfig
 from tests.launcher.fake_service import FakeConfig, registry, serve
 
 

@@ -1,8 +1,8 @@
 """`launcher.sky.cloud` restricts a run to one cloud."""
 
-from services.launcher.runs import LEARNER, ROLLOUT
-from services.launcher.sky.candidates import check, machines_of
-from services.launcher.sky_config import Machine, Machines, SkyConfig
+from services.launcher.backends.sky.resources import check, machines_of
+from services.launcher.config.sky import Machine, Machines, SkyConfig
+from services.launcher.state import LEARNER, ROLLOUT
 
 ANYWHERE = Machine(accelerators="H100:1")
 LAMBDA = Machine(infra="lambda/us-east-1", accelerators="H100:1")

@@ -18,11 +18,11 @@ import pytest
 import yaml
 
 from services.common.config import load_spec
-from services.launcher import address_file, plan
-from services.launcher.runs import RunState
-from services.launcher.store import Store, StoredRun
-from services.learner.metrics.config import TrackingConfig
-from services.learner.sampling.config import SelectConfig
+from services.launcher import launcher_address, plan
+from services.launcher.state import RunState
+from services.launcher.store.ledger import Store, StoredRun
+from services.learner.config.sampling import SelectConfig
+from services.learner.config.tracking import TrackingConfig
 from tests.launcher.harness import left_running, spec
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -58,7 +58,7 @@ def checkout(folder: Path, *, steps: int = 2, flotilla: str = "") -> Path:
     wish = spec(learner={"steps": steps, "step_s": 0.1})
     wish["launcher"]["modules"]["learner"] = "tests.launcher.workflows.fake_learner"
     (folder / "deploy/runs/fake.toml").write_text(_toml(wish))
-    real = f'exec {sys.executable} -m services.launcher.cli "$@"'
+    real = f'exec {sys.executable} -m services.launcher.cli.app "$@"'
     program = folder / ".venv-sky/bin/flotilla"
     program.write_text(f"#!/bin/sh\n{flotilla or real}\n")
     program.chmod(0o755)
@@ -110,7 +110,7 @@ async def launcher(runs: Path) -> AsyncGenerator[str]:
 
 
 def _secret_of(runs: Path) -> str:
-    while address_file.read(runs) is None:
+    while launcher_address.read(runs) is None:
         time.sleep(0.05)
     return (runs / "launcher.json").read_text()
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from services.learner.alarms.alarms import Alarms
-from services.learner.alarms.config import AlarmsConfig
 from services.learner.alarms.types import Alarm, StepFacts
+from services.learner.config.alarms import AlarmsConfig
 
 CONFIG = AlarmsConfig(window=4, count=16)
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from services.common.watchdog import Standstill
-from services.learner.adapters.alarms_file import AlarmFile
+from services.learner.alarms.adapters.jsonl_sink import AlarmFile
 from services.learner.alarms.types import Severity, Streak
-from services.learner.incidents import Incident, Incidents
+from services.learner.journal.disk_incidents import Incident, Incidents
 from tests.learner.alarms.support import alarms, facts
 
 

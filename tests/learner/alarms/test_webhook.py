@@ -14,9 +14,9 @@ from structlog.testing import capture_logs
 from services.common.config import parse
 from services.common.errors import ConfigError
 from services.common.log import redact
-from services.learner.adapters.webhook import Webhook, webhook_url
-from services.learner.alarms.config import AlarmsConfig
+from services.learner.alarms.adapters.webhook_sink import Webhook, webhook_url
 from services.learner.alarms.types import Alarm, Verdict
+from services.learner.config.alarms import AlarmsConfig
 from tests.learner.support import free_port
 
 Answer = Callable[[int], int]

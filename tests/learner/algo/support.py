@@ -8,7 +8,7 @@ from torch import Tensor
 
 from services.learner.algo.losses import LossInput
 from services.learner.algo.objective import Objective, PackTokens
-from services.learner.algorithm_config import AlgorithmConfig
+from services.learner.config.algorithm import AlgorithmConfig
 
 Span = tuple[int, int]
 

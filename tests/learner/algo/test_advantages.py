@@ -14,7 +14,7 @@ from services.learner.algo.advantages import (
     rloo,
 )
 from services.learner.algo.gae import TokenValues
-from services.learner.algorithm_config import AlgorithmConfig
+from services.learner.config.algorithm import AlgorithmConfig
 
 CONFIG = AlgorithmConfig()
 ESTIMATORS = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo, "max_rl": max_rl}

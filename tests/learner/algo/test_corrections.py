@@ -10,7 +10,7 @@ from services.learner.algo.corrections import (
     needs_sequences,
     needs_trainer,
 )
-from services.learner.algorithm_config import CorrectionConfig
+from services.learner.config.algorithm import CorrectionConfig
 
 # Ratios trainer / sampler of two sequences: products 2 and 0.5, geometric means 2 ** (1 / 3) and
 # 0.5 ** (1 / 2).

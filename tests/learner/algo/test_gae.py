@@ -5,7 +5,7 @@ import pytest
 
 from services.learner.algo.advantages import ADVANTAGES, BatchRewards, critic_targets
 from services.learner.algo.gae import gae, returns_to_go, whiten
-from services.learner.algorithm_config import AlgorithmConfig, CriticConfig
+from services.learner.config.algorithm import AlgorithmConfig, CriticConfig
 
 
 def found(name: str, batch: BatchRewards, config: AlgorithmConfig | None = None) -> np.ndarray:

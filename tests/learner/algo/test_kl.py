@@ -5,7 +5,7 @@ import torch
 
 from services.learner.algo.kl import kl_penalty, kl_rewards
 from services.learner.algo.objective import Objective
-from services.learner.algorithm_config import KlConfig
+from services.learner.config.algorithm import KlConfig
 from tests.learner.algo.support import config, sample
 
 ESTIMATORS = ["k1", "k2", "k3", "abs"]

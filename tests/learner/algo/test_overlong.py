@@ -1,7 +1,7 @@
 import pytest
 
 from services.learner.algo.overlong import overlong_kept, soft_penalties
-from services.learner.algorithm_config import OverlongConfig
+from services.learner.config.algorithm import OverlongConfig
 from services.learner.types import StopReason
 
 REASONS = [StopReason.DONE, StopReason.GENERATION_LENGTH, StopReason.CONTEXT_OVERFLOW]

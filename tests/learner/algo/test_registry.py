@@ -42,7 +42,7 @@ from services.learner.algo.advantages import ADVANTAGES, BatchRewards
 from services.learner.algo.losses import LOSSES, LossInput
 from services.learner.algo.objective import Objective
 from services.learner.algo.registry import load_plugins
-from services.learner.algorithm_config import AlgorithmConfig
+from services.learner.config.algorithm import AlgorithmConfig
 
 config = AlgorithmConfig(
     plugins=("a_users_own", "my_algorithms"), advantage="reward_itself", loss="sum_of_sequence"

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from services.learner.adapters.remote_fsspec import FsspecStore, open_store
+from services.learner.checkpoints.adapters.fsspec_store import FsspecStore, open_store
 from tests.learner.checkpoints.remote_support import RUN_ID, s3_server, s3_store
 
 

@@ -14,15 +14,15 @@ import fsspec
 import httpx
 from moto.server import ThreadedMotoServer
 
-from services.learner.adapters.fake import FakeRanks
-from services.learner.adapters.remote_fsspec import FsspecStore, open_store
+from services.learner.checkpoints.adapters.fsspec_store import FsspecStore, open_store
 from services.learner.checkpoints.remote import Elsewhere
 from services.learner.checkpoints.remote_layout import Progress, Stamp
-from services.learner.checkpoints.remote_stage import Source, Staged, stage
+from services.learner.checkpoints.remote_staging import Source, Staged, stage
 from services.learner.checkpoints.remote_upload import Identity, Uploader
 from services.learner.journal.schema import CheckpointRow
 from services.learner.journal.store import FILE_NAME, open_journal
 from services.learner.ports import Ranks, RemoteStore
+from services.learner.ranks.fake import FakeRanks
 from tests.learner.support import FakeWorker, learner, make_config
 
 BUCKET = "checkpoints"

@@ -11,7 +11,7 @@ from typing import Any
 
 from services.common.spec import PolicyConfig
 from services.rollout.adapters.vllm_options import Model, engine_options, set_environment
-from services.rollout.config import EngineConfig
+from services.rollout.config.rollout import EngineConfig
 
 
 def main(folder: Path, ids: list[int]) -> list[float]:

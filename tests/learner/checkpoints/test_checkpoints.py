@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.learner.adapters.fake import FakeRanks
 from services.learner.groups.batcher import train_batch
 from services.learner.journal.store import FILE_NAME, Journal, open_journal
-from services.learner.loop import ReplayError
+from services.learner.ranks.fake import FakeRanks
+from services.learner.run.train_loop import ReplayError
 from tests.learner.test_runs import query, run_to_the_end, start
 
 EVERY = {"every": 2, "keep": 2}

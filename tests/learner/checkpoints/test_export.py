@@ -15,17 +15,17 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from services.common.spec import PolicyConfig
-from services.learner import export as command
-from services.learner.adapters.fake import FakeRanks
-from services.learner.checkpoints.durable import sha256_of
+from services.learner.checkpoints import export_command as command
+from services.learner.checkpoints.durable_files import sha256_of
 from services.learner.checkpoints.export import ExportError, export, to_bfloat16
 from services.learner.checkpoints.manifest import FileEntry, Manifest, write_manifest
-from services.learner.config import OptimizerConfig
+from services.learner.config.learner import OptimizerConfig
+from services.learner.config.rank import RankConfig
 from services.learner.journal.store import FILE_NAME
 from services.learner.rank import checkpoint as rank_checkpoint
-from services.learner.rank.config import RankConfig
 from services.learner.rank.model import canary_token_ids, load
 from services.learner.rank.optimizer import Optimizer
+from services.learner.ranks.fake import FakeRanks
 from tests.learner.checkpoints.remote_support import Machine, query, train
 from tests.learner.rank.configs import policy_config
 from tests.learner.rank.support import YARN, reference_logprobs, write_model

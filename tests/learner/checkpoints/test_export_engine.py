@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from services.learner.checkpoints.export import export
-from services.learner.rank.config import RankConfig
+from services.learner.config.rank import RankConfig
 from services.learner.rank.model import load
 from tests.learner.checkpoints.test_export import train_checkpoint
 from tests.learner.rank.support import YARN, reference_logprobs

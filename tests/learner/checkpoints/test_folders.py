@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.learner.adapters.fake import FakeRanks
-from services.learner.checkpoints.folders import Checkpoints, CheckpointWriteError
+from services.learner.checkpoints.checkpoint_folders import Checkpoints, CheckpointWriteError
 from services.learner.checkpoints.manifest import (
     MANIFEST,
     DamagedCheckpointError,
@@ -17,6 +16,7 @@ from services.learner.checkpoints.manifest import (
 )
 from services.learner.journal.store import Journal, open_journal
 from services.learner.ports import RankError
+from services.learner.ranks.fake import FakeRanks
 from services.learner.types import CheckpointFiles
 
 MODEL = "model.bin"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from services.learner.adapters import remote_fsspec
-from services.learner.adapters.remote_fsspec import FsspecStore
+from services.learner.checkpoints.adapters import fsspec_store
+from services.learner.checkpoints.adapters.fsspec_store import FsspecStore
 from services.learner.checkpoints.remote_restore import RestoreError, restore
 from services.learner.journal.schema import CheckpointRow
 from tests.learner.checkpoints.remote_support import Machine, manifests, query
@@ -36,7 +36,7 @@ async def test_what_a_kill_leaves_is_no_checkpoint_and_the_next_start_mends_it(
     whole: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(remote_fsspec, "_PART_BYTES", PART_BYTES)
+    monkeypatch.setattr(fsspec_store, "_PART_BYTES", PART_BYTES)
     prefix = s3.url.split("/")[3]
     arguments = [str(tmp_path / "run"), endpoint, prefix, moment, name]
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", PROGRAM, *arguments)

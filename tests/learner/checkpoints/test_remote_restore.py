@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from services.learner import restore as command
-from services.learner.adapters.remote_fsspec import FsspecStore, open_store
+from services.learner.checkpoints import restore_command as command
+from services.learner.checkpoints.adapters.fsspec_store import FsspecStore, open_store
 from services.learner.checkpoints.remote_layout import Marker, Stamp
 from services.learner.checkpoints.remote_restore import RestoreError, restore
 from services.learner.journal.store import FILE_NAME, open_journal

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from services.common.errors import ConfigError
-from services.learner.adapters.fake import FakeRanks
-from services.learner.adapters.remote_fsspec import FsspecStore
 from services.learner.checkpoints import remote
+from services.learner.checkpoints.adapters.fsspec_store import FsspecStore
 from services.learner.checkpoints.remote import UploadError
 from services.learner.checkpoints.remote_layout import Marker
 from services.learner.checkpoints.remote_restore import restore
 from services.learner.checkpoints.remote_upload import FencedError
 from services.learner.ports import RemoteError, RemoteRefusedError
+from services.learner.ranks.fake import FakeRanks
 from tests.learner.checkpoints.remote_support import (
     RUN_ID,
     manifests,

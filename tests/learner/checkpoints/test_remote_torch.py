@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.learner.adapters.ranks_local import LocalRanks
-from services.learner.adapters.remote_fsspec import FsspecStore
 from services.learner.checkpoints import remote
-from services.learner.checkpoints.durable import sha256_of
+from services.learner.checkpoints.adapters.fsspec_store import FsspecStore
+from services.learner.checkpoints.durable_files import sha256_of
 from services.learner.checkpoints.remote_restore import restore
+from services.learner.ranks.local import LocalRanks
 from services.learner.types import Publication
 from tests.learner.checkpoints.remote_support import RUN_ID, manifests, train
 from tests.learner.rank.configs import policy_config

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from services.learner.adapters.remote_fsspec import FsspecStore, open_store
+from services.learner.checkpoints.adapters.fsspec_store import FsspecStore, open_store
 from services.learner.checkpoints.remote_layout import (
     JOURNAL,
     LayoutError,
@@ -22,7 +22,7 @@ from services.learner.checkpoints.remote_layout import (
     decode_manifest,
     surviving,
 )
-from services.learner.checkpoints.remote_stage import snapshot
+from services.learner.checkpoints.remote_staging import snapshot
 from services.learner.checkpoints.remote_upload import (
     FencedError,
     LocalDamageError,

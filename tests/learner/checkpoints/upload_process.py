@@ -10,7 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
-from services.learner.adapters import remote_fsspec
+from services.learner.checkpoints.adapters import fsspec_store
 from services.learner.checkpoints.remote_upload import Uploader
 from tests.learner.checkpoints.remote_support import Machine, no_wait, s3_store, unreliable
 
@@ -24,7 +24,7 @@ def die() -> None:
 
 
 async def main(folder: Path, endpoint: str, prefix: str, moment: str, name: str) -> None:
-    remote_fsspec._PART_BYTES = PART_BYTES  # pyright: ignore[reportPrivateUsage]
+    fsspec_store._PART_BYTES = PART_BYTES  # pyright: ignore[reportPrivateUsage]
     store = s3_store(endpoint, prefix)
     machine = Machine(folder, store)
     row = await machine.make(20, {"a.bin": b"a", "large.bin": bytes(LARGE_BYTES), "z.bin": b"z"})

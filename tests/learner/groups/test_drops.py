@@ -10,7 +10,7 @@ import pytest
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import policy_pb2, trajectory_pb2
-from services.learner.groups.lineage import Lineage, Standing
+from services.learner.groups.policy_history import Lineage, Standing
 from services.learner.journal.store import open_journal
 from services.learner.types import PolicyId
 from tests.learner.support import FakeWorker, failed, graded, learner, make_config
@@ -57,7 +57,7 @@ async def test_a_task_comes_back_as_often_as_it_may_and_is_then_given_up(
     changes = {"groups_per_step": 1, "max_staleness": 0, "max_tries": 1, "max_requeues": 2}
     names: list[str] = []
     log = Mock()
-    monkeypatch.setattr("services.learner.metrics.tally._log", log)
+    monkeypatch.setattr("services.learner.groups.counters._log", log)
     async with following(tmp_path, steps=1, **changes) as worker:
         for _ in range(4):
             lease = await lease_for(worker, pb.PURPOSE_TRAIN)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from services.learner.groups.dispatcher import Dispatcher
-from services.learner.groups.requests import LeaseRequest, now
-from services.learner.groups.start import start_dispatcher
+from services.learner.groups.messages import LeaseRequest, now
+from services.learner.groups.restore import start_dispatcher
 from services.learner.groups.types import Lease
 from services.learner.journal.store import open_journal
 from services.learner.sampling.tasks import load_tasks

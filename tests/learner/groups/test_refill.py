@@ -11,8 +11,8 @@ import pytest
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import policy_pb2
-from services.learner.adapters.fake import FakeRanks
 from services.learner.groups.batcher import Batcher
+from services.learner.ranks.fake import FakeRanks
 from services.learner.types import StepResult, TrainBatch
 from tests.learner.groups.test_batcher import ready
 from tests.learner.groups.test_drops import caught_up, following_worker, summary

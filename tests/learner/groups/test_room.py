@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from services.learner.groups.room import Room, RoomFullError
+from services.learner.groups.intake_budget import Room, RoomFullError
 
 
 class Holder:

@@ -11,13 +11,13 @@ import pytest
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import trajectory_pb2
 from services.common.errors import ConfigError
-from services.learner.alarms.events import CALM_GROUPS, template_errors
+from services.learner.alarms.event_rules import CALM_GROUPS, template_errors
+from services.learner.groups.counters import Tally
 from services.learner.groups.types import GroupSpec, Purpose
 from services.learner.journal.audit import audit
 from services.learner.journal.store import FILE_NAME, reading
-from services.learner.metrics.tally import Tally
 from services.learner.sampling.tasks import Task
-from services.learner.sampling.unrendered import Unrendered
+from services.learner.sampling.template_failures import Unrendered
 from tests.launcher.harness import until
 from tests.learner.groups.test_drops import following_worker
 from tests.learner.support import FakeWorker, failed, graded, learner, make_config, write_tasks
@@ -64,7 +64,7 @@ async def test_a_try_that_cannot_be_rendered_drops_its_group_after_a_kill_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The learner is gone between the try's row in the journal and the end of its group."""
-    taken = "services.learner.groups.endings.Endings.take"
+    taken = "services.learner.groups.completion.Endings.take"
     with monkeypatch.context() as patch:
         patch.setattr(taken, lambda *_: None)
         async with following(tmp_path, steps=9, **GROUPS) as worker:

@@ -10,11 +10,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from services.common.spec import PolicyConfig
-from services.learner.guard.bounds import BOUNDS
+from services.learner.config.rank import RankConfig
 from services.learner.guard.diagnosis import Diagnosis, diagnose
+from services.learner.guard.dtype_bounds import BOUNDS
 from services.learner.guard.types import Comparison
-from services.learner.rank.comparing import Comparing
-from services.learner.rank.config import RankConfig
+from services.learner.rank.compare_command import Comparing
 from services.learner.rank.model import Policy, load
 from services.learner.rank.publish import WeightSlots
 from services.learner.types import TrainBatch, TrainSequence

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from services.learner.guard.bounds import BOUNDS, rules_of
-from services.learner.guard.chart import MIN_TOKENS, Bound, Chart, Level, Rules, Verdict
-from services.learner.guard.config import GuardConfig
+from services.learner.config.guard import GuardConfig
+from services.learner.guard.control_chart import MIN_TOKENS, Bound, Chart, Level, Rules, Verdict
+from services.learner.guard.dtype_bounds import BOUNDS, rules_of
 from services.learner.types import VersionMismatch
 
 RULES = Rules(

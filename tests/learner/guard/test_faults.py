@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from services.learner.guard.bounds import BOUNDS
-from services.learner.guard.chart import Bound
+from services.learner.guard.control_chart import Bound
+from services.learner.guard.dtype_bounds import BOUNDS
 from services.learner.rank.model import load
 from services.learner.types import TrainBatch, TrainSequence
 from tests.learner.guard.engines import (

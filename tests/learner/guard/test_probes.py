@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from services.common.spec import PolicyConfig
-from services.learner.adapters.fake import VOCAB_SIZE, FakeRanks
 from services.learner.guard.guard import Guard
 from services.learner.guard.types import ProbeResult
 from services.learner.journal.store import open_journal
+from services.learner.ranks.fake import VOCAB_SIZE, FakeRanks
 from services.learner.types import ModelInfo, PolicyId
 from tests.learner.support import make_config
 

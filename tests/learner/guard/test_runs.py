@@ -11,10 +11,10 @@ import grpc.aio
 import pytest
 
 from services.common import rpc
-from services.learner.adapters.fake import FakeRanks
 from services.learner.guard.report import FILE_NAME, MismatchError
 from services.learner.guard.types import Hypothesis
 from services.learner.journal import store
+from services.learner.ranks.fake import FakeRanks
 from tests.learner.support import FakeWorker, learner, make_config
 
 OFF = 0.5

@@ -13,7 +13,7 @@ from services.learner.journal.connection import JournalError
 from services.learner.journal.integrity import DamagedRecordError
 from services.learner.journal.schema import Plan
 from services.learner.journal.store import FILE_NAME, Journal, open_journal
-from services.learner.loop import ReplayError
+from services.learner.run.train_loop import ReplayError
 from services.learner.types import AttemptKey, StepSettings
 from tests.learner.support import FakeWorker
 from tests.learner.test_runs import following, lease_for, query, rows_of, run_to_the_end

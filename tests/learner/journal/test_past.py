@@ -11,12 +11,12 @@ import pytest
 import pytest_asyncio
 
 from services.common.errors import ConfigError
-from services.learner.accept_loss import accept_loss
-from services.learner.checkpoints.folders import Checkpoints
+from services.learner.checkpoints.checkpoint_folders import Checkpoints
+from services.learner.journal.accept_loss_command import accept_loss
 from services.learner.journal.audit import Audit, audit
-from services.learner.journal.check import Found, check
 from services.learner.journal.connection import JournalError
-from services.learner.journal.mark import FILE_NAME as MARK
+from services.learner.journal.progress_mark import FILE_NAME as MARK
+from services.learner.journal.startup_check import Found, check
 from services.learner.journal.store import FILE_NAME, hold, open_journal
 from tests.learner.journal.stopped_run import (
     DAMAGES,

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from services.common.lifecycle import Lifecycle
-from services.common.membership import Identity
-from services.learner.adapters.fake import FakeRanks
-from services.learner.assemble import run_learner
+from services.common.run_membership import Identity
+from services.learner.app import run_learner
+from services.learner.dependencies import Vendors
 from services.learner.ports import AlarmSink, Ranks, Tracker
-from services.learner.vendors import Vendors
+from services.learner.ranks.fake import FakeRanks
 from tests.learner.support import TOKENIZER, FakeWorker, free_port, make_config, make_runtime
 
 

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from services.learner.adapters.trackers_jsonl import JsonlTracker
-from services.learner.evaluation.report import TaskResult, eval_metrics, figures, pass_at_k, wilson
 from services.learner.groups.batcher import Batch, ReadyGroup, Record
+from services.learner.groups.counters import Counters, Tally
 from services.learner.groups.types import GroupSpec, Purpose
-from services.learner.metrics.formulas import (
+from services.learner.run.eval_report import TaskResult, eval_metrics, figures, pass_at_k, wilson
+from services.learner.sampling.tasks import Task
+from services.learner.tracking.adapters.jsonl import JsonlTracker
+from services.learner.tracking.formulas import (
     StepTimes,
     environment_metrics,
     failure_metrics,
@@ -20,9 +22,7 @@ from services.learner.metrics.formulas import (
     timing_metrics,
     train_throughput,
 )
-from services.learner.metrics.pace import WINDOW, Pace
-from services.learner.metrics.tally import Counters, Tally
-from services.learner.sampling.tasks import Task
+from services.learner.tracking.throughput import WINDOW, Pace
 from services.learner.trajectory import Counts, Trajectory, TurnTiming
 from services.learner.types import AttemptKey
 

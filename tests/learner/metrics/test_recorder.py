@@ -9,9 +9,9 @@ import pytest
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import trajectory_pb2
-from services.learner.adapters.fake import FakeRanks
-from services.learner.adapters.trackers_jsonl import JsonlTracker
 from services.learner.ports import TrackedRun
+from services.learner.ranks.fake import FakeRanks
+from services.learner.tracking.adapters.jsonl import JsonlTracker
 from services.learner.types import Histogram
 from tests.learner.alarms.support import Heard
 from tests.learner.metrics.support import run_with

@@ -10,10 +10,10 @@ import torch
 
 from flotilla.learner.v1 import group_service_pb2 as pb
 from flotilla.learner.v1 import trajectory_pb2
-from services.env_gateway import alarms
-from services.learner.adapters.fake import FakeRanks
-from services.learner.alarms import events, rules, task_rules
+from services.env_gateway.api import alarms
+from services.learner.alarms import event_rules, rules, task_rules
 from services.learner.ports import TrackedRun
+from services.learner.ranks.fake import FakeRanks
 from services.learner.types import Histogram, StepResult, TrainBatch, VersionMismatch
 from tests.learner.metrics.support import run_with
 from tests.learner.rank.support import make_batch, make_trainer, write_model
@@ -138,11 +138,13 @@ def test_every_alarm_is_documented() -> None:
     table = text[text.index("| alarm |") :]
     rows = [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| `")]
     told = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-    sources = [Path(str(module.__file__)).read_text() for module in (events, rules, task_rules)]
+    sources = [
+        Path(str(module.__file__)).read_text() for module in (event_rules, rules, task_rules)
+    ]
     raised = {name for source in sources for name in re.findall(r'Verdict\(\s+"(\w+)"', source)}
     assert raised <= told
     assert told - raised == {
-        events.NO_PROGRESS,
+        event_rules.NO_PROGRESS,
         *("damaged_checkpoint", "checkpoint_failed", "corrupt_record", "damaged_mark"),
         "lost_with_disk",
         # Of the gateway.

@@ -14,14 +14,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from services.common.config import parse
 from services.common.errors import ConfigError
 from services.common.log import add_secret
-from services.learner.adapters.trackers import trackers_of
-from services.learner.adapters.trackers_jsonl import JsonlTracker
-from services.learner.adapters.trackers_tensorboard import TensorboardTracker
-from services.learner.metrics.background import BackgroundTracker
-from services.learner.metrics.config import TrackingConfig
-from services.learner.metrics.histograms import histogram
-from services.learner.metrics.public import public
+from services.learner.config.tracking import TrackingConfig
 from services.learner.ports import TrackedRun
+from services.learner.tracking.adapters.jsonl import JsonlTracker
+from services.learner.tracking.adapters.tensorboard import TensorboardTracker
+from services.learner.tracking.background_tracker import BackgroundTracker
+from services.learner.tracking.build import trackers_of
+from services.learner.tracking.histograms import histogram
+from services.learner.tracking.public_spec import public
 from services.learner.types import Histogram
 
 NEW = TrackedRun("id")

@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 
 from services.common.errors import ConfigError
-from services.learner.adapters.trackers_wandb import WandbTracker
-from services.learner.metrics.config import TrackingConfig
-from services.learner.metrics.public import public
+from services.learner.config.tracking import TrackingConfig
 from services.learner.ports import TrackedRun
+from services.learner.tracking.adapters.wandb import WandbTracker
+from services.learner.tracking.public_spec import public
 from services.learner.types import Histogram
 
 SPEC = {"learner": {"steps": 4, "alarms": {"webhook": "https://hooks.example/T0/secret"}}}

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from services.common.spec import PolicyConfig
-from services.learner.config import LearnerConfig
+from services.learner.config.learner import LearnerConfig
 
 LEARNER = LearnerConfig.model_validate(
     {"tasks": "none", "steps": 10, "groups_per_step": 3, "group_size": 4, "optimizer": {"lr": 1e-2}}

@@ -17,12 +17,12 @@ from flotilla.learner.v1 import rank_service_pb2_grpc
 from services.common import rpc
 from services.common.spec import PolicyConfig
 from services.common.tls import Tls
-from services.learner.adapters.meetings import AcrossMachines
-from services.learner.adapters.ranks_local import LocalRanks
-from services.learner.config import LearnerConfig
-from services.learner.nodes.machine import machine_of
-from services.learner.nodes.roll import Roll
-from services.learner.nodes.service import RankService
+from services.learner.api.rank_service import RankService
+from services.learner.config.learner import LearnerConfig
+from services.learner.ranks.local import LocalRanks
+from services.learner.ranks.machine_admission import machine_of
+from services.learner.ranks.machines import Roll
+from services.learner.ranks.rendezvous import AcrossMachines
 from tests.learner.rank.configs import LEARNER, policy_config
 
 RUN, TOKEN = "run", "a-token-of-tests"
@@ -87,7 +87,7 @@ async def start_machine(
     spec, log = _written(folder, config, policy), folder / "log"
     with log.open("wb") as file:
         process = await asyncio.create_subprocess_exec(
-            *(*inside, sys.executable, "-m", "services.learner.nodes", "--config", str(spec)),
+            *(*inside, sys.executable, "-m", "services.learner.ranks", "--config", str(spec)),
             *("--run-id", RUN, "--run-dir", str(folder / RUN), "--replica", str(number)),
             *("--peer", f"learner={address}", *overrides),
             env={**os.environ, "FLOTILLA_TOKEN": TOKEN, "FLOTILLA_TEST_MACHINE": str(folder)},

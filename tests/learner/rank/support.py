@@ -10,12 +10,12 @@ import psutil
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from services.learner.algorithm_config import AlgorithmConfig
-from services.learner.config import OptimizerConfig
-from services.learner.rank.config import RankConfig
+from services.learner.config.algorithm import AlgorithmConfig
+from services.learner.config.learner import OptimizerConfig
+from services.learner.config.rank import RankConfig
+from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.model import Policy, load
 from services.learner.rank.optimizer import Optimizer
-from services.learner.rank.replicas import Replicas
 from services.learner.rank.step import Trainer
 from services.learner.types import StepResult, TrainBatch, TrainSequence
 from tests.learner.rank.configs import policy_config

@@ -10,8 +10,8 @@ import torch
 
 from services.learner.algo.advantages import ADVANTAGES
 from services.learner.algo.losses import LOSSES
-from services.learner.algorithm_config import ADVANTAGE_NAMES, LOSS_NAMES, AlgorithmConfig
-from services.learner.rank.config import RankConfig
+from services.learner.config.algorithm import ADVANTAGE_NAMES, LOSS_NAMES, AlgorithmConfig
+from services.learner.config.rank import RankConfig
 from services.learner.rank.model import Policy, load
 from services.learner.rank.step import Trainer
 from services.learner.types import TrainBatch, TrainSequence

@@ -5,11 +5,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from services.learner.algorithm_config import AlgorithmConfig
-from services.learner.config import OptimizerConfig
+from services.learner.config.algorithm import AlgorithmConfig
+from services.learner.config.learner import OptimizerConfig
+from services.learner.config.rank import RankConfig
 from services.learner.rank import checkpoint
 from services.learner.rank.checkpoint import CheckpointError
-from services.learner.rank.config import RankConfig
 from services.learner.rank.model import load
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.step import Trainer

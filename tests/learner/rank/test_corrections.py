@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.learner.rank.config import RankConfig
+from services.learner.config.rank import RankConfig
 from services.learner.rank.model import Policy, load
 from services.learner.types import StepSettings, StopReason, TrainBatch, TrainSequence
 from tests.learner.rank.configs import policy_config

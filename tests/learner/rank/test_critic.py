@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.learner.algorithm_config import AlgorithmConfig
-from services.learner.config import OptimizerConfig
+from services.learner.config.algorithm import AlgorithmConfig
+from services.learner.config.learner import OptimizerConfig
+from services.learner.config.rank import RankConfig
 from services.learner.rank import checkpoint
 from services.learner.rank.checkpoint import CheckpointError
-from services.learner.rank.config import RankConfig
 from services.learner.rank.critic import Critic
 from services.learner.rank.model import Policy, load
-from services.learner.rank.setup import CRITIC, Models, Setup, load_models
+from services.learner.rank.rank_setup import CRITIC, Models, Setup, load_models
 from services.learner.types import Histogram, StepResult, TrainBatch
 from tests.learner.rank.configs import ALONE, policy_config
 from tests.learner.rank.support import make_batch, make_trainer, only, parameters, same_bits

@@ -10,10 +10,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from services.learner.rank.config import RankConfig
+from services.learner.config.rank import RankConfig
+from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.model import ModelError, Policy, canary_token_ids, load, prepare, score
-from services.learner.rank.replicas import Replicas
-from services.learner.rank.rows import Packer, Row
+from services.learner.rank.packed_rows import Packer, Row
 from services.learner.rank.scoring import score_rows
 from tests.learner.rank.configs import policy_config
 from tests.learner.rank.support import VOCAB, YARN, reference_logprobs

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from services.learner.config import OptimizerConfig
+from services.learner.config.learner import OptimizerConfig
 from services.learner.rank.optimizer import Optimizer, learning_rate
 
 

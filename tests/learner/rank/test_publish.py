@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from services.common import fingerprint as reference
 from services.learner.rank.model import Policy
 from services.learner.rank.publish import SharedMemoryError, WeightSlots, checksum64
-from services.learner.rank.wire import SLOTS
+from services.learner.ranks.protocol import SLOTS
 from tests.learner.rank.support import make_batch, make_trainer, parameters, same_bits
 
 

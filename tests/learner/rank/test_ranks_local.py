@@ -14,10 +14,10 @@ import pytest_asyncio
 from safetensors.numpy import load_file
 
 from services.common.fingerprint import checksum64, fingerprint
-from services.learner.adapters.ranks_local import LocalRanks
-from services.learner.config import LearnerConfig
+from services.learner.config.learner import LearnerConfig
 from services.learner.ports import RankError
-from services.learner.rank import wire
+from services.learner.ranks import protocol
+from services.learner.ranks.local import LocalRanks
 from services.learner.types import TrainBatch
 from tests.learner.rank.configs import LEARNER, policy_config
 from tests.learner.rank.support import make_batch, rank_pids
@@ -50,8 +50,8 @@ async def make_ranks(model_folder: Path, tmp_path: Path) -> AsyncIterator[Start]
 
 def stale_and_foreign(folder: Path) -> tuple[Path, Path]:
     """A file left by a dead process of the run `run`, and one of another run."""
-    stale = wire.batch_path(folder, "run")
-    foreign = wire.batch_path(folder, "run-2")
+    stale = protocol.batch_path(folder, "run")
+    foreign = protocol.batch_path(folder, "run-2")
     stale.touch()
     foreign.touch()
     return stale, foreign
@@ -186,10 +186,10 @@ async def test_one_rank_that_dies_is_an_error_of_all_within_seconds(
 ORPHAN = """
 import asyncio, sys
 from pathlib import Path
-from services.learner.rank import wire
+from services.learner.ranks import protocol as wire
 from tests.learner.rank.test_ranks_local import several
 from tests.learner.rank.support import policy_config, rank_pids
-from services.learner.adapters.ranks_local import LocalRanks
+from services.learner.ranks.local import LocalRanks
 
 async def main():
     folder = Path(sys.argv[2])

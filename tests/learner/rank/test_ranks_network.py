@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from services.launcher import identity
+from services.launcher.security import certificates
 from tests.learner.rank.configs import policy_config
 from tests.learner.rank.nodes import RUN, config_of, left_of, start_machine, until
 from tests.learner.rank.test_ranks_nodes import one_machine
@@ -65,8 +65,8 @@ async def _said(process: asyncio.subprocess.Process, word: str) -> list[str]:
 async def test_machines_train_over_a_network_and_end_in_seconds_when_it_goes(
     model_folder: Path, tmp_path: Path
 ) -> None:
-    identity.store_run(tmp_path, identity.mint_run(RUN))
-    tls = str(identity.folder_of(tmp_path, RUN) / "learner")
+    certificates.store_run(tmp_path, certificates.mint_run(RUN))
+    tls = str(certificates.folder_of(tmp_path, RUN) / "learner")
     learner = await asyncio.create_subprocess_exec(
         *(*_inside(_NAMES[0]), sys.executable, "-m", "tests.learner.rank.head_process"),
         *(str(model_folder), str(tmp_path), "10.77.0.1", tls),

@@ -11,10 +11,10 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
-from services.learner.adapters.ranks_local import LocalRanks
+from services.learner.config.rank import RankConfig
 from services.learner.ports import RankError
-from services.learner.rank.config import RankConfig
-from services.learner.rank.meeting import interface_towards
+from services.learner.rank.rendezvous import interface_towards
+from services.learner.ranks.local import LocalRanks
 from services.learner.types import Publication, StepResult
 from tests.learner.rank.configs import policy_config
 from tests.learner.rank.nodes import HOST, config_of, head, left_of, start_machine, until

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.learner.algorithm_config import AlgorithmConfig
+from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.types import StepSettings, StopReason, TrainBatch, TrainSequence
 from tests.learner.rank.support import make_batch, make_trainer
 

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from services.learner.algorithm_config import AlgorithmConfig
-from services.learner.config import OptimizerConfig
-from services.learner.rank.config import RankConfig
+from services.learner.config.algorithm import AlgorithmConfig
+from services.learner.config.learner import OptimizerConfig
+from services.learner.config.rank import RankConfig
+from services.learner.rank.data_parallel import Replicas
 from services.learner.rank.model import Policy, load
 from services.learner.rank.optimizer import Optimizer
+from services.learner.rank.packed_rows import Packer, Row
 from services.learner.rank.publish import WeightSlots
+from services.learner.rank.rank_setup import Setup, load_models
 from services.learner.rank.reference import Reference
-from services.learner.rank.replicas import Replicas
-from services.learner.rank.rows import Packer, Row
 from services.learner.rank.scoring import score_rows
-from services.learner.rank.setup import Setup, load_models
 from services.learner.rank.step import Trainer
 from services.learner.types import StepResult
 from tests.learner.rank.configs import ALONE, policy_config

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from services.common.interpreter import python
-from services.learner.algorithm_config import AlgorithmConfig
-from services.learner.rank.replicas import Place, Replicas
+from services.learner.config.algorithm import AlgorithmConfig
+from services.learner.rank.data_parallel import Place, Replicas
 from services.learner.types import StepResult, TrainBatch
 from tests.learner.rank.support import changed, make_batch, make_trainer, parameters, same_bits
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.learner.algorithm_config import AlgorithmConfig
-from services.learner.rank import histograms
-from services.learner.rank.config import RankConfig
+from services.learner.config.algorithm import AlgorithmConfig
+from services.learner.config.rank import RankConfig
+from services.learner.rank import step_histograms
 from services.learner.rank.model import load
 from services.learner.rank.step import Trainer
 from services.learner.types import TrainBatch
@@ -102,8 +102,8 @@ def test_histograms_hold_every_token(model_folder: Path) -> None:
 
 def test_a_histogram_clips_into_its_outer_bins_and_leaves_out_what_is_not_finite() -> None:
     values = [np.array([-9.0, 0.0, 0.5, np.nan]), [9.0, 1.0, np.inf]]
-    found = histograms.histogram(values, (0.0, 0.5, 1.0))
+    found = step_histograms.histogram(values, (0.0, 0.5, 1.0))
     assert (found.edges, found.counts) == ((0.0, 0.5, 1.0), (2, 3))
-    assert histograms.histogram([], (0.0, 1.0)).counts == (0,)
-    for edges in (histograms.MAGNITUDES, histograms.RATIOS, histograms.LENGTHS):
+    assert step_histograms.histogram([], (0.0, 1.0)).counts == (0,)
+    for edges in (step_histograms.MAGNITUDES, step_histograms.RATIOS, step_histograms.LENGTHS):
         assert list(edges) == sorted(set(edges))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.learner.algorithm_config import AlgorithmConfig
+from services.learner.config.algorithm import AlgorithmConfig
 from services.learner.rank.model import Policy
 from services.learner.rank.optimizer import Optimizer
 from services.learner.rank.reference import Reference

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from services.learner.algo.advantages import ADVANTAGES, BatchRewards
-from services.learner.algorithm_config import AlgorithmConfig, CorrectionConfig
+from services.learner.config.algorithm import AlgorithmConfig, CorrectionConfig
 from services.learner.rank.model import Policy
-from services.learner.rank.rows import split_groups
+from services.learner.rank.packed_rows import split_groups
 from services.learner.types import TrainBatch
 from tests.learner.rank.support import (
     make_batch,

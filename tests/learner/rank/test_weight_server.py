@@ -11,9 +11,9 @@ import pytest_asyncio
 from flotilla.learner.v1 import policy_pb2, weight_service_pb2
 from flotilla.learner.v1 import weight_service_pb2_grpc as pb_grpc
 from services.common import rpc
-from services.learner.adapters.weights_shm import WeightServer, WeightServerError
 from services.learner.types import PolicyId, Publication
-from services.learner.weight_server import Start
+from services.learner.weights.weight_server import Start
+from services.learner.weights.weight_server_process import WeightServer, WeightServerError
 
 TOKEN = "a-token-of-this-test"
 SIZE = 3 * 2**20 + 17

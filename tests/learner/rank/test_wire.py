@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.learner.rank import wire
+from services.learner.ranks import protocol
 from services.learner.types import (
     Histogram,
     ModelInfo,
@@ -19,8 +19,8 @@ from services.learner.types import (
 from tests.learner.rank.support import make_batch
 
 
-def through(message: wire.Message) -> wire.Message:
-    return wire.decode_body(wire.encode_frame(message)[wire.HEADER.size :])
+def through(message: protocol.Message) -> protocol.Message:
+    return protocol.decode_body(protocol.encode_frame(message)[protocol.HEADER.size :])
 
 
 def test_a_batch_arrives_whole(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_a_batch_arrives_whole(tmp_path: Path) -> None:
         for index, (s, reason) in enumerate(zip(made.sequences, [*StopReason] * 3, strict=False))
     )
     batch = TrainBatch(7, sequences, StepSettings(ratio_limit=3.5))
-    found = wire.read_batch(through(wire.write_batch(tmp_path / "batch", batch)))
+    found = protocol.read_batch(through(protocol.write_batch(tmp_path / "batch", batch)))
     assert (found.step, found.settings) == (7, batch.settings)
     assert len(found.sequences) == len(sequences)
     for got, sent in zip(found.sequences, sequences, strict=True):
@@ -43,13 +43,13 @@ def test_a_batch_arrives_whole(tmp_path: Path) -> None:
 
 def test_an_empty_batch_arrives_too(tmp_path: Path) -> None:
     batch = TrainBatch(1, ())
-    assert wire.read_batch(through(wire.write_batch(tmp_path / "batch", batch))) == batch
+    assert protocol.read_batch(through(protocol.write_batch(tmp_path / "batch", batch))) == batch
 
 
 @pytest.mark.parametrize("reference", [None, b"fingerprint"])
 def test_what_was_loaded_arrives(reference: bytes | None) -> None:
     info = ModelInfo(parameters=3, vocab_size=97, step=4, reference=reference)
-    assert wire.decode_model_info(through(wire.encode_model_info(info))) == info
+    assert protocol.decode_model_info(through(protocol.encode_model_info(info))) == info
 
 
 def test_a_result_arrives_whole() -> None:
@@ -60,4 +60,4 @@ def test_a_result_arrives_whole() -> None:
         histograms={"policy/advantage": Histogram((0.0, 0.1, 2.0), (3, 4))},
         versions={12: VersionMismatch(5, 0.1, 0.2, 0.3, float("inf"))},
     )
-    assert wire.decode_step_result(through(wire.encode_step_result(result))) == result
+    assert protocol.decode_step_result(through(protocol.encode_step_result(result))) == result

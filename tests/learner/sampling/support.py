@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.common.config import parse
-from services.learner.sampling.changes import Change, Stored, TaskState
-from services.learner.sampling.config import SamplingConfig
+from services.learner.config.sampling import SamplingConfig
 from services.learner.sampling.curriculum import Curriculum
+from services.learner.sampling.curriculum_changes import Change, Stored, TaskState
 from services.learner.sampling.difficulty import Outcome
 from services.learner.sampling.tasks import Task
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.learner.sampling.changes import EventKind, Standing, Stored, TaskState
-from services.learner.sampling.config import SamplingConfig
+from services.learner.config.sampling import SamplingConfig
 from services.learner.sampling.curriculum import Curriculum, NoTasksError
+from services.learner.sampling.curriculum_changes import EventKind, Standing, Stored, TaskState
 from services.learner.sampling.difficulty import Outcome
 from services.learner.sampling.tasks import Task
 from tests.learner.sampling.support import Run, config, made_up, tasks_of

@@ -2,7 +2,7 @@
 
 from services.learner.groups.batcher import Batch
 from services.learner.sampling.difficulty import Outcome
-from services.learner.sampling.figures import sampling_metrics
+from services.learner.tracking.sampling_metrics import sampling_metrics
 from tests.learner.metrics.test_metrics import group
 from tests.learner.sampling.support import Run, config, tasks_of
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.learner.sampling.mixing import Mixture, MixtureError
+from services.learner.sampling.environment_mix import Mixture, MixtureError
 from tests.learner.sampling.support import config
 
 SIZES = {"a": 700, "b": 200, "c": 100, "d": 1}

@@ -1,7 +1,7 @@
 """Who is a witness, and what the gateway's refusals mean."""
 
 from services.learner.sampling.quarantine import Suspect, Witnesses
-from services.learner.sampling.refusals import Refusal, Refusals, refusal_of
+from services.learner.sampling.refused_tasks import Refusal, Refusals, refusal_of
 from services.learner.trajectory import Counts, Trajectory
 from services.learner.types import AttemptKey, FailureKind
 

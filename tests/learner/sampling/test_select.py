@@ -10,10 +10,10 @@ import pytest
 
 from services.common.config import apply_override, parse
 from services.common.errors import ConfigError
-from services.learner.sampling.config import SelectConfig
-from services.learner.sampling.select import SelectionError, select, select_for_evaluation
+from services.learner.config.sampling import SelectConfig
+from services.learner.run.task_files import load_task_files
+from services.learner.sampling.task_selection import SelectionError, select, select_for_evaluation
 from services.learner.sampling.tasks import Task
-from services.learner.task_files import load_task_files
 from tests.learner.support import make_config, write_tasks
 
 MODALITIES = ("tool_use", "computer_use")

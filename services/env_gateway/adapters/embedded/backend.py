@@ -7,7 +7,7 @@ from environments import api
 from services.common.large_values import aside_of
 from services.env_gateway.adapters.embedded.pool import Worker, WorkerPool
 from services.env_gateway.adapters.embedded.worker import decode_value
-from services.env_gateway.backend_config import EmbeddedConfig
+from services.env_gateway.config.backends import EmbeddedConfig
 from services.env_gateway.ports import (
     BackendError,
     CallResult,

@@ -18,7 +18,7 @@ from services.common.log import get_logger
 from services.common.parsing import Limits, TooLargeError, parse_json_aside
 from services.env_gateway.adapters.embedded import worker as embedded_worker
 from services.env_gateway.ports import BackendError
-from services.env_gateway.retry import Backoff
+from services.env_gateway.tools.retry_policy import Backoff
 
 _LOG = get_logger(__name__)
 _BASE_S, _CAP_S = 0.1, 10.0

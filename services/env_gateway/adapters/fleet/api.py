@@ -17,10 +17,10 @@ import aiohttp
 from services.env_gateway.adapters.fleet import wire as fleet_wire
 from services.env_gateway.adapters.fleet.errors import FleetError, classified
 from services.env_gateway.adapters.http_client import HttpError, send
-from services.env_gateway.adapters.process import Address
-from services.env_gateway.backend_config import FLEET_URL, FleetConfig
+from services.env_gateway.adapters.supervised_server import Address
+from services.env_gateway.config.backends import FLEET_URL, FleetConfig
 from services.env_gateway.ports import BackendError, Provision
-from services.env_gateway.retry import Backoff
+from services.env_gateway.tools.retry_policy import Backoff
 
 # The client whose wire this is: what Fleet answers may depend on it.
 _SDK = {"x-fleet-sdk-language": "Python", "x-fleet-sdk-version": "0.2.133"}

@@ -27,10 +27,9 @@ from services.env_gateway.adapters.fleet.tools import FleetTools, Memory
 from services.env_gateway.adapters.fleet.verifier import FleetVerifier
 from services.env_gateway.adapters.http_client import HttpError, http_session
 from services.env_gateway.adapters.mcp.client import McpSession
-from services.env_gateway.adapters.process import Address
-from services.env_gateway.adapters.server import connect
-from services.env_gateway.backend_config import FleetConfig
-from services.env_gateway.offer import COMPUTER
+from services.env_gateway.adapters.server_address import connect
+from services.env_gateway.adapters.supervised_server import Address
+from services.env_gateway.config.backends import FleetConfig
 from services.env_gateway.ports import (
     BackendError,
     CallResult,
@@ -44,6 +43,7 @@ from services.env_gateway.ports import (
     Submission,
     Tool,
 )
+from services.env_gateway.tools.tool_selection import COMPUTER
 
 # What a proxy answers for an instance that has ended, or that only warms up.
 _MAYBE_ENDED = (404, 502, 503, 504)

@@ -8,7 +8,7 @@ from urllib.parse import quote, urlsplit
 
 from services.env_gateway.adapters.fleet.api import FleetApi
 from services.env_gateway.adapters.fleet.errors import FleetError
-from services.env_gateway.backend_config import FLEET_URL, FleetConfig
+from services.env_gateway.config.backends import FLEET_URL, FleetConfig
 from services.env_gateway.ports import BackendError
 
 _FLEET_BROWSER_URL = "https://api.internal.fleet-platform.fleetai.com"

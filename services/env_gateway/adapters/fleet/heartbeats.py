@@ -6,8 +6,8 @@ from contextlib import suppress
 from typing import Protocol
 
 from services.common.log import get_logger
-from services.env_gateway import meters
 from services.env_gateway.adapters.fleet.schedule import BeatSchedule
+from services.env_gateway.api import prometheus
 from services.env_gateway.ports import BackendError
 
 _LOG = get_logger(__name__)
@@ -96,12 +96,12 @@ class Heartbeats:
             _LOG.exception("heartbeat_failed", instance=instance_id)
             self._failed(instance_id, BackendError("internal", repr(error), delivered=None))
         else:
-            meters.heartbeat("ok")()
+            prometheus.heartbeat("ok")()
             self._schedule.confirmed(instance_id, _now())
         self._changed.set()
 
     def _failed(self, instance_id: str, error: BackendError) -> None:
-        meters.heartbeat(error.kind)()
+        prometheus.heartbeat(error.kind)()
         if error.lost:
             _LOG.warning("instance_ended", instance=instance_id, error=str(error))
             self.forget(instance_id)
@@ -129,7 +129,7 @@ class Heartbeats:
     def _lose(self, instance_id: str) -> None:
         why = f"Fleet has confirmed no heartbeat for {self._ttl_s:g} s, and ends the instance"
         _LOG.error("instance_lost", instance=instance_id, why=why)
-        meters.heartbeat("lost")()
+        prometheus.heartbeat("lost")()
         self._instances.pop(instance_id).unheard(why)
 
 

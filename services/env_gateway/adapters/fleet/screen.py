@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from services.env_gateway.adapters.fleet.browser import Lease
-from services.env_gateway.computer import decoded_aside
 from services.env_gateway.ports import BackendError, CallResult, Media, Part
+from services.env_gateway.tools.computer_tool import decoded_aside
 
 SCREENSHOT = {"action": "screenshot"}
 SHOWN_FIRST = ("computer_use", "browser_use")

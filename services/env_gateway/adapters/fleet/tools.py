@@ -12,8 +12,8 @@ from typing import Any
 
 from services.env_gateway.adapters.http_client import HttpError
 from services.env_gateway.adapters.mcp.client import McpSession
-from services.env_gateway.offer import COMPUTER
 from services.env_gateway.ports import BackendError, CallResult, Tool
+from services.env_gateway.tools.tool_selection import COMPUTER
 
 # How long an endpoint that fails, but does not say 404, is waited for when the other serves.
 _GRACE_S = 10.0

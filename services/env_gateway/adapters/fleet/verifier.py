@@ -14,10 +14,10 @@ from typing import Any, cast
 
 from services.env_gateway.adapters.fleet.api import FleetApi
 from services.env_gateway.adapters.fleet.errors import FleetError
-from services.env_gateway.grading import reported
+from services.env_gateway.grading.verdict import reported
 from services.env_gateway.ports import Execution, Submission
-from services.env_gateway.verify.finding import Finder
-from services.env_gateway.verify.shape import VerifierError, VerifierFunction
+from services.env_gateway.verify.find_verifier import Finder
+from services.env_gateway.verify.source_shape import VerifierError, VerifierFunction
 
 _DEFAULT_REGION = "us-west-1"
 _KNOWN_KEPT = 4096

@@ -19,10 +19,10 @@ from services.env_gateway.adapters.fleet.api import FleetApi
 from services.env_gateway.adapters.fleet_openenv.codec import parts_of, task_config, tools_of
 from services.env_gateway.adapters.fleet_openenv.process import WorkerProcess
 from services.env_gateway.adapters.http_client import http_session
-from services.env_gateway.adapters.process import Address
-from services.env_gateway.adapters.server import connect, own_environment
-from services.env_gateway.backend_config import FleetConfig, FleetOpenEnvConfig
-from services.env_gateway.grading import reported
+from services.env_gateway.adapters.server_address import connect, own_environment
+from services.env_gateway.adapters.supervised_server import Address
+from services.env_gateway.config.backends import FleetConfig, FleetOpenEnvConfig
+from services.env_gateway.grading.verdict import reported
 from services.env_gateway.ports import (
     BackendError,
     CallResult,

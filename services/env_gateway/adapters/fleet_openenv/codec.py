@@ -7,9 +7,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from services.env_gateway.offer import SUBMIT_FINAL_ANSWER
+from services.env_gateway.episodes.task_format import Task
 from services.env_gateway.ports import Media, Part, Text, Tool
-from services.env_gateway.tasks import Task
+from services.env_gateway.tools.tool_selection import SUBMIT_FINAL_ANSWER
 
 
 def task_config(task: Task) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from services.common.large_values import dump_json_aside
 from services.common.parsing import Limits, parse_json_aside
-from services.env_gateway.adapters.process import LastWords, spawn
+from services.env_gateway.adapters.supervised_server import LastWords, spawn
 from services.env_gateway.ports import BackendError
 
 

@@ -10,9 +10,10 @@ from services.env_gateway.adapters.fleet import wire as fleet_wire
 from services.env_gateway.adapters.fleet.errors import classified
 from services.env_gateway.adapters.http_client import HttpError, http_session, send
 from services.env_gateway.adapters.mcp.client import McpSession
-from services.env_gateway.adapters.process import Address
-from services.env_gateway.adapters.server import connect
-from services.env_gateway.backend_config import McpConfig
+from services.env_gateway.adapters.server_address import connect
+from services.env_gateway.adapters.supervised_server import Address
+from services.env_gateway.config.backends import McpConfig
+from services.env_gateway.episodes.task_format import Task
 from services.env_gateway.ports import (
     BackendError,
     CallResult,
@@ -26,7 +27,6 @@ from services.env_gateway.ports import (
     Submission,
     Tool,
 )
-from services.env_gateway.tasks import Task
 
 _DATABASES = ("seed", "current")
 

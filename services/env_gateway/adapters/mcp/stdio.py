@@ -18,9 +18,10 @@ from services.env_gateway.adapters.mcp.wire import (
     result_of,
     tools_of,
 )
-from services.env_gateway.adapters.process import LastWords, end, spawn
-from services.env_gateway.adapters.server import own_environment
-from services.env_gateway.backend_config import McpConfig
+from services.env_gateway.adapters.server_address import own_environment
+from services.env_gateway.adapters.supervised_server import LastWords, end, spawn
+from services.env_gateway.config.backends import McpConfig
+from services.env_gateway.episodes.task_format import Task
 from services.env_gateway.ports import (
     BackendError,
     CallResult,
@@ -34,7 +35,6 @@ from services.env_gateway.ports import (
     Submission,
     Tool,
 )
-from services.env_gateway.tasks import Task
 
 _ENDED_S = 2.0
 

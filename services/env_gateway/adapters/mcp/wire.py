@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
-from services.env_gateway.computer import media
 from services.env_gateway.ports import BackendError, CallResult, Part, Text, Tool
+from services.env_gateway.tools.computer_tool import media
 
 PROTOCOL_VERSION = "2025-06-18"
 INITIALIZE: Mapping[str, Any] = {

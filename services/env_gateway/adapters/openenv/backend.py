@@ -15,9 +15,10 @@ from services.common.large_values import aside_of
 from services.env_gateway.adapters.http_client import http_session, send
 from services.env_gateway.adapters.openenv import codec
 from services.env_gateway.adapters.openenv.wire import Channel, Refusal, connect
-from services.env_gateway.adapters.process import Address
-from services.env_gateway.adapters.server import connect as connect_server
-from services.env_gateway.backend_config import OpenEnvConfig
+from services.env_gateway.adapters.server_address import connect as connect_server
+from services.env_gateway.adapters.supervised_server import Address
+from services.env_gateway.config.backends import OpenEnvConfig
+from services.env_gateway.episodes.task_format import Task
 from services.env_gateway.ports import (
     BackendError,
     CallResult,
@@ -33,7 +34,6 @@ from services.env_gateway.ports import (
     Text,
     Tool,
 )
-from services.env_gateway.tasks import Task
 
 _FAILURES_KEPT = 1024
 

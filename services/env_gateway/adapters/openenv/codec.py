@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping
 from typing import Any, cast
 
 from services.env_gateway.adapters.mcp.wire import parts_of
-from services.env_gateway.computer import media
-from services.env_gateway.grading import reported
+from services.env_gateway.grading.verdict import reported
 from services.env_gateway.ports import BackendError, CallResult, Part, Report, Text, Tool
+from services.env_gateway.tools.computer_tool import media
 
 _TOOL_ACTIONS = ("call_tool", "list_tools")
 _DATA_URL = re.compile(r"data:(?P<mime>image/[\w.+-]+);base64,")

@@ -1,0 +1,272 @@
+"""How a service process starts, runs and ends: arguments, configuration, signals, exit codes."""
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+import grpc.aio
+import structlog
+
+from services.common import log, metrics, trace
+from services.common.arguments import TOKEN_VARIABLE, Arguments, parse_arguments, read_token
+from services.common.config import STANDARD_INPUT, Model, load_spec, parse
+from services.common.errors import ConfigError, ServiceError
+from services.common.lifecycle import Lifecycle
+from services.common.network import advertised, check_dial, check_listen
+from services.common.peers import Peers
+from services.common.private_process import keep_private
+from services.common.rpc import channel
+from services.common.run_membership import Identity, RegistryContract
+from services.common.runtime import Runtime
+from services.common.secret_values import referenced, secret_values
+from services.common.spec import ServiceConfig, SharedConfig, parse_shared
+from services.common.text import say, say_json
+from services.common.tls import Tls, read_tls
+from services.common.watchdog import Watchdog
+
+__all__ = ["RegistryContract", "Runtime", "entry"]
+
+OK, FAILED, CONFIG, RETRYABLE = 0, 1, 2, 3
+_RETRYABLE_CODES = {
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+}
+
+C = TypeVar("C", bound=Model)
+Service = Callable[[Runtime[C]], Awaitable[None]]
+
+
+def entry(
+    service: str,
+    config_cls: type[C],
+    load: Callable[[], Service[C]],
+    *,
+    doc: str,
+    registry: Callable[[], RegistryContract] | None = None,
+    argv: Sequence[str] | None = None,
+) -> NoReturn:
+    """Run a service from its command line, and exit the process.
+
+    `load` does the heavy imports and returns the service's coroutine function; `--help` and
+    `--check-config` do without it. `registry` imports the contract that `--registry` needs.
+    Exit codes: 0 done or drained, 2 the configuration is wrong, 3 failed for a reason that may
+    pass (a peer that was away), 1 anything else.
+    """
+    keep_private()
+    arguments = parse_arguments(service, config_cls, doc, sys.argv[1:] if argv is None else argv)
+    try:
+        spec, shared, config = _read(service, config_cls, arguments)
+        if arguments.check_config:
+            say(f"{arguments.config}: the configuration of {service} is valid")
+            sys.exit(OK)
+        if arguments.print_config:
+            say_json(json.loads(config.model_dump_json()))
+            sys.exit(OK)
+        surroundings = _surroundings(service, arguments, shared, registry)
+        _hide_named(spec.get(service, {}))
+    except ConfigError as error:
+        say(f"error: {error}", file=sys.stderr)
+        sys.exit(CONFIG)
+    _leave(_exit_code(surroundings, _run(surroundings, spec, shared, config, load)))
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process without the interpreter's way out.
+
+    A service has closed what it opened by now. The interpreter would still wait for threads and run
+    the exit handlers of gRPC, vLLM, ZeroMQ and multiprocessing, where a drained process can hang
+    and its exit code be lost to a crash.
+    """
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        # Whoever read it may be gone.
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+@dataclass(frozen=True, slots=True)
+class _Surroundings:
+    """What a process knows before its event loop runs."""
+
+    service: str
+    arguments: Arguments
+    run_id: str
+    run_dir: Path
+    token: str
+    tls: Tls | None
+    contract: RegistryContract | None
+    log: structlog.stdlib.BoundLogger
+
+
+def _read(
+    service: str, config_cls: type[C], arguments: Arguments
+) -> tuple[dict[str, Any], SharedConfig, C]:
+    where = "spec" if arguments.config == STANDARD_INPUT else str(arguments.config)
+    spec = load_spec(arguments.config, arguments.overrides)
+    try:
+        shared = parse_shared(spec, where=where)
+    except ConfigError as first:
+        _parse_own(service, config_cls, spec, where, first)
+        raise
+    config = _parse_own(service, config_cls, spec, where, None)
+    if isinstance(config, ServiceConfig):
+        config.check(shared)
+    return spec, shared, config
+
+
+def _parse_own(
+    service: str, config_cls: type[C], spec: dict[str, Any], where: str, first: ConfigError | None
+) -> C:
+    """The service's section; its problems come after those of `first`, all in one error."""
+    try:
+        return parse(config_cls, spec.get(service, {}), where=where, section=service)
+    except ConfigError as error:
+        raise ConfigError("\n".join(str(each) for each in (first, error) if each)) from error
+
+
+def _surroundings(
+    service: str,
+    arguments: Arguments,
+    shared: SharedConfig,
+    registry: Callable[[], RegistryContract] | None,
+) -> _Surroundings:
+    if arguments.registry and registry is None:
+        raise ConfigError(f"{service} cannot use a registry: pass --peer NAME=HOST:PORT")
+    token, tls = read_token(arguments.token_file), read_tls(arguments.tls_dir)
+    # What a library starts, such as an engine's processes, inherits all of the environment.
+    os.environ.pop(TOKEN_VARIABLE, None)
+    run_id = arguments.run_id or f"{shared.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    if tls is not None:
+        tls.check_is(service, run_id)
+    _check_addresses(arguments, encrypted=tls is not None)
+    run_dir = arguments.run_dir or Path("runs") / run_id
+    run_dir.mkdir(parents=True, exist_ok=True)
+    log.setup(service, run_id, replica=arguments.replica)
+    log.add_secret(token)
+    contract = registry() if registry is not None and arguments.registry else None
+    logger = log.get_logger(f"services.{service}")
+    return _Surroundings(service, arguments, run_id, run_dir, token, tls, contract, logger)
+
+
+def _hide_named(section: object) -> None:
+    """A variable that the spec names is a secret, whatever it is called."""
+    named = tuple(referenced(section))
+    for value in secret_values(os.environ, also=named):
+        log.add_secret(value)
+
+
+def _check_addresses(arguments: Arguments, *, encrypted: bool) -> None:
+    """Before anything is loaded. Raises ConfigError."""
+    host, port = check_listen(arguments.listen, encrypted=encrypted)
+    advertised(host, port, arguments.advertise)
+    for address in (*arguments.peers.values(), arguments.registry):
+        if address is not None:
+            check_dial(address, encrypted=encrypted)
+
+
+async def _run(
+    around: _Surroundings,
+    spec: dict[str, Any],
+    shared: SharedConfig,
+    config: C,
+    load: Callable[[], Service[C]],
+) -> None:
+    arguments = around.arguments
+    registry = _registry_channel(around, arguments.registry) if arguments.registry else None
+    peers = _peers(around, registry)
+    runtime = Runtime(
+        service=around.service,
+        config=config,
+        shared=shared,
+        spec=spec,
+        run_id=around.run_id,
+        run_dir=around.run_dir,
+        token=around.token,
+        tls=around.tls,
+        peers=peers,
+        replica=arguments.replica,
+        listen=arguments.listen,
+        advertise=arguments.advertise,
+        watchdog=Watchdog(dump_folder=around.run_dir / "stacks"),
+        log=around.log,
+    )
+    identity = Identity(around.run_id, around.service, arguments.replica, runtime.incarnation)
+    lifecycle = Lifecycle(runtime.drain, identity, around.contract, registry)
+    runtime.lifecycle = lifecycle
+    try:
+        await _serve(runtime, lifecycle, arguments, load)
+    finally:
+        await peers.close()
+        if registry is not None:
+            await registry.close()
+
+
+def _peers(around: _Surroundings, registry: grpc.aio.Channel | None) -> Peers:
+    return Peers(
+        token=around.token,
+        run_id=around.run_id,
+        replica=around.arguments.replica,
+        fixed=around.arguments.peers,
+        registry=around.contract,
+        registry_channel=registry,
+        tls=around.tls,
+    )
+
+
+def _registry_channel(around: _Surroundings, address: str) -> grpc.aio.Channel:
+    # Not waiting for ready under TLS: a call that waits never says why a handshake fails.
+    tls = around.tls
+    waits = tls is None
+    return channel(address, token=around.token, wait_for_ready=waits, tls=tls, peer="launcher")
+
+
+async def _serve(
+    runtime: Runtime[C],
+    lifecycle: Lifecycle,
+    arguments: Arguments,
+    load: Callable[[], Service[C]],
+) -> None:
+    lifecycle.install_signals()
+    if arguments.metrics_listen:
+        address = lifecycle.metrics_address = metrics.start_http(arguments.metrics_listen)
+        runtime.log.info("metrics are served", address=f"http://{address}/metrics")
+    service = load()  # before the watchdog: heavy imports are no blocked event loop
+    with runtime.watchdog.running():
+        await lifecycle.run(service(runtime))
+
+
+def _exit_code(around: _Surroundings, run: Coroutine[Any, Any, None]) -> int:
+    provider = trace.setup(around.service, around.run_id, around.run_dir / "traces")
+    try:
+        asyncio.run(run)
+    except ConfigError as error:
+        say(f"error: {error}", file=sys.stderr)
+        return CONFIG
+    except Exception as error:
+        # The outermost frame of the process: whatever it was becomes a log line and an exit code.
+        around.log.exception("the service failed", error=repr(error))
+        return RETRYABLE if _may_pass(error) else FAILED
+    finally:
+        if provider is not None:
+            provider.shutdown()
+    around.log.info("the service ended", pid=os.getpid())
+    return OK
+
+
+def _may_pass(error: Exception) -> bool:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return error.code() in _RETRYABLE_CODES
+    if isinstance(error, ServiceError):
+        return error.code in _RETRYABLE_CODES
+    return isinstance(error, ConnectionError | TimeoutError)

@@ -1,0 +1,47 @@
+"""Pictures made smaller, with Pillow."""
+
+import asyncio
+import io
+
+from PIL import Image, UnidentifiedImageError
+
+from services.env_gateway.ports import Media
+from services.env_gateway.tools.computer_tool import Size, UnreadableImageError, media
+
+# A picture of more pixels is refused before it is decoded: a small file can hold a huge one.
+# The largest screens have 7680 x 4320.
+_MAX_PIXELS = 32 * 2**20
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+# Pillow's for files that are broken: SyntaxError is for chunks of PNG files.
+_BROKEN = (
+    UnidentifiedImageError,
+    OSError,
+    ValueError,
+    SyntaxError,
+    Image.DecompressionBombError,
+    Image.DecompressionBombWarning,
+)
+
+
+async def scale(part: Media, max_side: int) -> Media:
+    """The picture with no side longer than `max_side` pixels, as PNG if it had to shrink.
+
+    Raises UnreadableImageError. Decoding takes milliseconds: not on the event loop.
+    """
+    return await asyncio.to_thread(_scale, part, max_side)
+
+
+def _scale(part: Media, max_side: int) -> Media:
+    try:
+        with Image.open(io.BytesIO(part.data), formats=_FORMATS) as image:
+            if image.width * image.height > _MAX_PIXELS:
+                raise UnreadableImageError(f"{image.width}x{image.height} pixels are too many")
+            size = Size(image.width, image.height).fitted(max_side)
+            if (size.width, size.height) == image.size:
+                return part
+            image.thumbnail((size.width, size.height), Image.Resampling.LANCZOS)
+            written = io.BytesIO()
+            image.save(written, "PNG")
+    except _BROKEN as error:
+        raise UnreadableImageError(f"{part.mime} of {part.size} bytes: {error}") from error
+    return media(written.getvalue(), "image/png")

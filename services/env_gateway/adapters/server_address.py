@@ -1,0 +1,67 @@
+"""Where a configured server is, and the key that it asks for."""
+
+import os
+import secrets
+
+from services.common.errors import ConfigError
+from services.common.log import add_secret
+from services.env_gateway.adapters.supervised_server import Address, FixedAddress, SupervisedProcess
+from services.env_gateway.config.backends import ServerConfig, is_reference
+
+# What a supervised environment server asks for; see environments/serve.py.
+_TOKEN_VARIABLE = "FLOTILLA_ENV_TOKEN"
+
+
+def connect(config: ServerConfig, *, where: str) -> tuple[Address, dict[str, str]]:
+    """The server's address, its process started if it is ours, and the headers that it wants.
+
+    Raises ConfigError, naming the key below `where`, when the API key is not in the environment.
+    """
+    key = _api_key(config, where=where)
+    if config.fixed_url is not None:
+        return FixedAddress(config.fixed_url), _bearer(key)
+    assert config.command is not None, "the configuration has one of url and command"
+    key = key or secrets.token_urlsafe(32)
+    address = SupervisedProcess(
+        config.command,
+        start_timeout_s=config.start_timeout_s,
+        environment={**own_environment(config, where=where), _TOKEN_VARIABLE: key},
+    )
+    return address, _bearer(key)
+
+
+def own_environment(config: ServerConfig, *, where: str) -> dict[str, str]:
+    """What the settings give to the processes that they start. Raises ConfigError for a `$NAME`
+    that is not set."""
+    found: dict[str, str] = {}
+    for name, value in config.env.items():
+        if is_reference(value):
+            given = os.environ.get(value[1:])
+            if given is None:
+                raise ConfigError(
+                    f"{where}.env.{name} is {value}, which is not set in the environment; export"
+                    " it, or take it out"
+                )
+            add_secret(given)
+            value = given
+        found[name] = value
+    return found
+
+
+def _api_key(config: ServerConfig, *, where: str) -> str | None:
+    name = config.api_key_env
+    if not name:
+        return None
+    key = os.environ.get(name)
+    add_secret(key or "")
+    # A server of ours is given a key of ours.
+    if not key and config.command is None:
+        raise ConfigError(
+            f"{where}.api_key_env names {name}, which is not set in the environment; export it, or "
+            'set this to "" if the server asks for no key'
+        )
+    return key
+
+
+def _bearer(key: str | None) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"} if key else {}

@@ -1,0 +1,229 @@
+"""Where a server is: at a fixed URL, or wherever the command that is supervised says it is."""
+
+import asyncio
+import json
+import os
+import random
+import shlex
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from services.common.child_environment import child_environment
+from services.common.interpreter import tied
+from services.common.log import get_logger, redact
+from services.common.text import say
+from services.env_gateway.ports import BackendError
+from services.env_gateway.tools.retry_policy import Backoff
+
+_LOG = get_logger(__name__)
+_BASE_S, _CAP_S = 0.2, 10.0
+# A server that ran this long was healthy: its next end is not a crash loop.
+_HEALTHY_S = 60.0
+_GRACE_S = 3.0
+_LINE_BYTES = 2**16
+# What is kept of a command's last words, told of them, and waited for.
+_WORDS_BYTES, _TOLD_CHARS, _WORDS_S = 2**14, 600, 1.0
+
+
+class Address(Protocol):
+    @property
+    def generation(self) -> int: ...
+
+    async def url(self, timeout_s: float) -> str:
+        """Without a slash at the end. Raises BackendError when there is none in time."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class FixedAddress:
+    generation = 0
+
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
+
+    async def url(self, timeout_s: float) -> str:
+        return self._url
+
+    async def close(self) -> None:
+        """The server is someone else's."""
+
+
+class SupervisedProcess:
+    """Runs a command that prints one JSON line {"url": ...} once it serves; starts it again, with
+    growing pauses, when it ends. The command must not outlive the gateway: it gets a process group
+    of its own, a pipe as standard input that closes with us, and a signal if we are killed."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        start_timeout_s: float,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._command = command
+        self._environment = environment or {}
+        self._start_timeout_s = start_timeout_s
+        self._url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._process: asyncio.subprocess.Process | None = None
+        self.generation = 0
+        self._running = asyncio.create_task(self._run())
+
+    @property
+    def pid(self) -> int | None:
+        """The process, and process group, of the server that runs now."""
+        return self._process.pid if self._process is not None else None
+
+    async def url(self, timeout_s: float) -> str:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(self._url)
+        except TimeoutError:
+            message = f"{self._command[0]} does not serve yet"
+            raise BackendError("starting", message, delivered=False) from None
+
+    async def close(self) -> None:
+        self._running.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._running
+
+    async def _run(self) -> None:
+        backoff = Backoff(base_s=_BASE_S, cap_s=_CAP_S, rng=random.Random())
+        loop = asyncio.get_running_loop()
+        while True:
+            started = loop.time()
+            try:
+                why = await self._run_once()
+            except OSError as error:
+                _LOG.exception("environment_server_not_started", error=str(error))
+                why = f"it cannot be started: {error}"
+            if not self._url.done():
+                # Whoever waits hears of it at once, and may wait for the next start.
+                message = f"{shown(self._command)} does not serve: {why}"
+                self._url.set_exception(BackendError("not_started", message, delivered=False))
+                self._url.exception()
+            self._url = loop.create_future()
+            self.generation += 1
+            if loop.time() - started > _HEALTHY_S:
+                backoff = Backoff(base_s=_BASE_S, cap_s=_CAP_S, rng=random.Random())
+            await asyncio.sleep(backoff.next())
+
+    async def _run_once(self) -> str:
+        """Returns why it does not serve, or no more."""
+        process = await spawn(self._command, self._environment)
+        self._process, words = process, LastWords(process)
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                self._url.set_result(await _announced(process))
+            await _drain(process)
+            why = await words.told()
+            _LOG.error("environment_server_ended", command=self._command[0], why=why)
+        except TimeoutError:
+            why = f'no line {{"url": ...}} from it within {self._start_timeout_s:g} s'
+            _LOG.error("environment_server_not_serving", error=why)
+        except ValueError as error:
+            why = f"{error}; {await words.told()}"
+            _LOG.error("environment_server_not_serving", error=why)
+        finally:
+            await asyncio.shield(end(process))
+            await words.close()
+        return why
+
+
+class LastWords:
+    """Passes on to our own standard error what a command writes to its, and keeps the end of it:
+    the reason for which it ended is nowhere else."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._kept = b""
+        self._reading = asyncio.create_task(self._read())
+
+    async def told(self) -> str:
+        """How a command that ends has ended, and what it said at last."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_WORDS_S):
+                await self._process.wait()
+                await asyncio.shield(self._reading)
+        code = self._process.returncode
+        ended = "it closed its output" if code is None else f"it ended with code {code}"
+        lines = [
+            line for line in self._kept.decode("utf-8", "replace").splitlines() if line.strip()
+        ]
+        return f"{ended} and said: {lines[-1].strip()[:_TOLD_CHARS]}" if lines else ended
+
+    async def close(self) -> None:
+        self._reading.cancel()
+        await asyncio.wait({self._reading})
+
+    async def _read(self) -> None:
+        assert self._process.stderr is not None
+        begun = b""
+        while piece := await self._process.stderr.read(_LINE_BYTES):
+            # By lines: the end of a piece could leave half of a secret.
+            lines, newline, begun = (begun + piece).rpartition(b"\n")
+            if len(begun) > _LINE_BYTES:
+                lines, newline, begun = lines + newline + begun, b"", b""
+            self._tell(lines + newline)
+        self._tell(begun)
+
+    def _tell(self, said: bytes) -> None:
+        clean = redact(said.decode("utf-8", "replace"))
+        say(clean, end="", file=sys.stderr)
+        self._kept = (self._kept + clean.encode())[-_WORDS_BYTES:]
+
+
+def shown(command: Sequence[str]) -> str:
+    """A command as it is told to people."""
+    return shlex.join(command)
+
+
+async def spawn(
+    command: Sequence[str], environment: Mapping[str, str], *, limit: int = _LINE_BYTES
+) -> asyncio.subprocess.Process:
+    """Start a command that speaks by lines of at most `limit` bytes and cannot outlive us. Beyond
+    what any child gets it has `environment`. Its standard error is a pipe: somebody has to read it,
+    as LastWords does. Raises OSError.
+    """
+    return await asyncio.create_subprocess_exec(
+        *tied(signal.SIGKILL, *command),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+        limit=limit,
+        env={**child_environment(), **environment},
+    )
+
+
+async def _announced(process: asyncio.subprocess.Process) -> str:
+    """The URL of the first line that is a JSON object with one. Raises ValueError at the end."""
+    assert process.stdout is not None
+    while line := await process.stdout.readline():
+        with suppress(ValueError):
+            message = json.loads(line)
+            if isinstance(message, dict) and isinstance(url := message.get("url"), str):
+                return url.rstrip("/")
+    raise ValueError('the command ended without printing {"url": ...}')
+
+
+async def _drain(process: asyncio.subprocess.Process) -> None:
+    """Read on, or a server that prints would block on a full pipe."""
+    assert process.stdout is not None
+    while await process.stdout.read(_LINE_BYTES):
+        continue
+
+
+async def end(process: asyncio.subprocess.Process) -> None:
+    """Ask the whole process group to end, then make it."""
+    assert process.stdin is not None
+    process.stdin.close()
+    for number, grace_s in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, None)):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await process.wait()

@@ -1,0 +1,1 @@
+"""EpisodeService, and what the gateway shows of itself: status, metrics, alarms."""

@@ -1,0 +1,62 @@
+"""What an operator must hear of the gateway, as its heartbeats tell it. No I/O; the clock is an
+argument, in seconds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from services.common.run_membership import RaisedAlarm
+from services.common.text import one_line
+
+LATE = "late_heartbeats"
+# None was late for so long: it is over.
+_CALM_S = 30.0
+_CHARACTERS = 300
+_FIX = (
+    "Its control plane answers too slowly or refuses: see `heartbeats_late` in the log of"
+    " env_gateway-0 and flotilla env status; fewer episodes at once"
+    " (env_gateway.limits.max_episodes) need fewer heartbeats"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """How many instances of a backend may soon end unheard, of how many; and what the newest
+    heartbeat that failed was told."""
+
+    late: int
+    instances: int
+    why: str = ""
+
+
+class LateHeartbeats:
+    """An alarm for each backend that may end instances because it does not hear of them."""
+
+    def __init__(self) -> None:
+        # By backend, with when one was last seen to be late.
+        self._raised: dict[str, tuple[RaisedAlarm, float]] = {}
+
+    @property
+    def raised(self) -> list[RaisedAlarm]:
+        return [alarm for alarm, _ in self._raised.values()]
+
+    def look(self, found: Mapping[str, Lateness], now: float) -> bool:
+        """Raise and clear; returns whether anything has changed."""
+        before = self.raised
+        for backend, lateness in found.items():
+            known = self._raised.get(backend)
+            if lateness.late:
+                self._raised[backend] = (known[0] if known else _alarm(backend, lateness), now)
+            elif known is not None and now - known[1] >= _CALM_S:
+                del self._raised[backend]
+        return self.raised != before
+
+
+def _alarm(backend: str, lateness: Lateness) -> RaisedAlarm:
+    """Worded once: what changes each second would be a new alarm each second."""
+    cause = (
+        f"{lateness.late} of {lateness.instances} instances had no heartbeat confirmed for two"
+        " thirds of their time, after which the backend ends them"
+    )
+    if lateness.why:
+        cause = f"{cause}: {one_line(lateness.why, _CHARACTERS)}"
+    return RaisedAlarm(LATE, backend, "error", 0, cause, _FIX)

@@ -1,0 +1,254 @@
+"""The gateway's edge: `flotilla.env_gateway.v1.EpisodeService`. The proto holds the contract."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import aclosing, contextmanager
+from typing import Any
+
+import grpc
+
+from flotilla.env_gateway.v1 import episode_service_pb2 as pb
+from flotilla.env_gateway.v1 import episode_service_pb2_grpc
+from services.common import rpc
+from services.common.errors import ServiceError
+from services.common.parsing import aside
+from services.common.stream_pacing import LastWords, StalledError, paced
+from services.env_gateway.api import codec
+from services.env_gateway.config.gateway import LimitsConfig
+from services.env_gateway.episodes.gateway import DrainingError, Gateway, UnknownEnvironmentError
+from services.env_gateway.episodes.leases import CallSeqError, EpisodeLostError, State
+from services.env_gateway.episodes.session import Session
+from services.env_gateway.episodes.task_format import TaskError
+from services.env_gateway.limits.admission import OverLimitError, QueueFullError
+
+_DOMAIN = "env_gateway.flotilla"
+_CHUNK_BYTES = 2**20
+_QUEUE_RETRY_S = 1.0
+# A transcript that stands still for so long is not waited for.
+_STALL_S = 30.0
+# A watcher of a busy gateway needs no more than ten updates a second, and all of them together get
+# no more than a thousand.
+_WATCH_PERIOD_S = 0.1
+_WATCH_SHARE_S = 0.001
+_MOST_WATCHES = 256
+# Of all transcripts that are being read.
+_MOST_READ_BYTES = 256 * 2**20
+
+_STATUS = {
+    TaskError: (grpc.StatusCode.INVALID_ARGUMENT, "BAD_TASK"),
+    UnknownEnvironmentError: (grpc.StatusCode.INVALID_ARGUMENT, "UNKNOWN_ENVIRONMENT"),
+    OverLimitError: (grpc.StatusCode.FAILED_PRECONDITION, "OVER_LIMIT"),
+    CallSeqError: (grpc.StatusCode.FAILED_PRECONDITION, "CALL_SEQ"),
+    QueueFullError: (grpc.StatusCode.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
+    EpisodeLostError: (grpc.StatusCode.NOT_FOUND, "EPISODE_LOST"),
+    StalledError: (grpc.StatusCode.RESOURCE_EXHAUSTED, "STREAM_STALLED"),
+    DrainingError: (grpc.StatusCode.UNAVAILABLE, "DRAINING"),
+}
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+def most_streams(limits: LimitsConfig) -> dict[str, int]:
+    """How many calls of each method that streams its answer run at once. An opening that is asked
+    for again is another call until the first has ended."""
+    path = "/flotilla.env_gateway.v1.EpisodeService"
+    openings = 2 * (limits.max_episodes + limits.max_waiting)
+    return {f"{path}/OpenEpisode": openings, f"{path}/WatchCapacity": _MOST_WATCHES}
+
+
+class EpisodeService(episode_service_pb2_grpc.EpisodeServiceServicer):
+    """`request_drain` starts the shutdown of the whole process."""
+
+    def __init__(self, gateway: Gateway, request_drain: Callable[[], None]) -> None:
+        self._gateway = gateway
+        self._request_drain = request_drain
+        self._last_words = LastWords()
+        self._watches = 0
+        # Of the transcripts that are on their way.
+        self.reading_bytes = 0
+
+    async def OpenEpisode(
+        self, request: pb.OpenEpisodeRequest, context: Context
+    ) -> AsyncIterator[pb.OpenEpisodeResponse]:
+        gateway = self._gateway
+        with _refusals():
+            spec = await aside(
+                len(request.task_json), lambda: codec.decode_open(request, gateway.config)
+            )
+            session = gateway.open(spec)
+            gateway.join(session)
+            # Not in a `finally`: a call that is cancelled while it writes leaves this generator
+            # suspended until the garbage collector comes by.
+            on_end: Any = lambda _: gateway.leave(session)  # noqa: E731
+            context.add_done_callback(on_end)
+            async for state in session.states():
+                response = pb.OpenEpisodeResponse(
+                    state=codec.STATES[state], episode_id=session.episode.episode_id
+                )
+                if state is State.READY:
+                    response.ready.CopyFrom(self._ready(session))
+                else:
+                    response.detail = codec.encodable(session.failure or session.trouble)
+                yield response
+
+    async def CallTool(self, request: pb.CallToolRequest, context: Context) -> pb.CallToolResponse:
+        timeout_s = self._gateway.config.call_timeout_s
+        if request.HasField("deadline"):
+            timeout_s = min(timeout_s, rpc.seconds(request.deadline))
+        with _refusals():
+            session = self._gateway.session(request.episode_id)
+            answer, replayed = await self._gateway.call(
+                session, request.call_seq, request.name, request.arguments_json, timeout_s
+            )
+        return codec.encode_answer(answer, replayed=replayed)
+
+    async def Grade(
+        self, request_iterator: AsyncIterator[pb.GradeRequest], context: Context
+    ) -> pb.GradeResponse:
+        try:
+            async with aclosing(paced(request_iterator, _STALL_S)) as parts:
+                with _refusals(), self._room() as transcript:
+                    header = await self._read_grade(parts, transcript)
+                    conversation = await conversation_of(transcript) if transcript else None
+        except ServiceError:
+            await self._last_words.hear_out(request_iterator)
+            raise
+        timeout_s = self._gateway.config.max_budget_s
+        if header.HasField("deadline"):
+            timeout_s = rpc.seconds(header.deadline)
+        answer = header.final_answer if header.HasField("final_answer") else None
+        with _refusals():
+            session = self._gateway.session(header.episode_id)
+            grade = await self._gateway.grade(session, answer, conversation, timeout_s)
+        return codec.encode_grade(grade)
+
+    async def RenewEpisodes(
+        self, request: pb.RenewEpisodesRequest, context: Context
+    ) -> pb.RenewEpisodesResponse:
+        lost = self._gateway.renew(request.worker_id, list(request.episode_ids))
+        return pb.RenewEpisodesResponse(lost_episode_ids=lost)
+
+    async def CloseEpisode(
+        self, request: pb.CloseEpisodeRequest, context: Context
+    ) -> pb.CloseEpisodeResponse:
+        self._gateway.close(request.episode_id)
+        return pb.CloseEpisodeResponse()
+
+    async def FetchMedia(
+        self, request: pb.FetchMediaRequest, context: Context
+    ) -> AsyncIterator[pb.FetchMediaResponse]:
+        with _refusals():
+            session = self._gateway.session(request.episode_id)
+        media = session.media.get(request.sha256)
+        if media is None:
+            message = f"episode {request.episode_id} keeps no bytes under {request.sha256.hex()}"
+            raise ServiceError(grpc.StatusCode.NOT_FOUND, "MEDIA_LOST", message, domain=_DOMAIN)
+        for start in range(0, len(media.data), _CHUNK_BYTES):
+            yield pb.FetchMediaResponse(chunk=media.data[start : start + _CHUNK_BYTES])
+
+    async def WatchCapacity(
+        self, request: pb.WatchCapacityRequest, context: Context
+    ) -> AsyncIterator[pb.WatchCapacityResponse]:
+        self._watches += 1
+        # Not in a `finally`: see OpenEpisode.
+        on_end: Any = self._unwatched
+        context.add_done_callback(on_end)
+        gateway = self._gateway
+        loop = asyncio.get_running_loop()
+        until = loop.time() + gateway.config.watch_age_s
+        last: pb.WatchCapacityResponse | None = None
+        while loop.time() < until:
+            current = pb.WatchCapacityResponse(
+                open_episodes=gateway.admission.held,
+                limit=0 if gateway.draining else gateway.admission.max_episodes,
+                queued=gateway.admission.waiting,
+            )
+            if current != last:
+                last = current
+                yield current
+                await asyncio.sleep(max(_WATCH_PERIOD_S, _WATCH_SHARE_S * self._watches))
+                continue
+            try:
+                async with asyncio.timeout_at(until):
+                    await gateway.capacity_changed.wait()
+            except TimeoutError:
+                return
+
+    def _unwatched(self, context: object) -> None:
+        self._watches -= 1
+
+    async def GetStatus(
+        self, request: pb.GetStatusRequest, context: Context
+    ) -> pb.GetStatusResponse:
+        return codec.encode_status(self._gateway)
+
+    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
+        self._gateway.draining = True
+        self._request_drain()
+        return pb.DrainResponse(open_episodes=len(self._gateway.book))
+
+    def _ready(self, session: Session) -> pb.EpisodeReady:
+        remaining_s = session.episode.ends_at - asyncio.get_running_loop().time()
+        lease_ttl_s = self._gateway.config.lease_ttl_s
+        return codec.encode_ready(session, lease_ttl_s=lease_ttl_s, remaining_s=remaining_s)
+
+    @contextmanager
+    def _room(self) -> Generator[bytearray]:
+        """A transcript to be read, which counts among all that are until the block ends."""
+        transcript = bytearray()
+        try:
+            yield transcript
+        finally:
+            self.reading_bytes -= len(transcript)
+
+    async def _read_grade(
+        self, requests: AsyncIterator[pb.GradeRequest], transcript: bytearray
+    ) -> pb.GradeHeader:
+        header: pb.GradeHeader | None = None
+        limit = self._gateway.config.limits.transcript_bytes
+        async for request in requests:
+            if (header is None) != request.HasField("header"):
+                raise _bad_grade("a grade is one header, then transcript chunks")
+            if header is None:
+                header = request.header
+                # Nothing is read of what is for no episode.
+                self._gateway.session(header.episode_id)
+            if self.reading_bytes + len(request.transcript_chunk) > max(_MOST_READ_BYTES, limit):
+                raise QueueFullError("too many transcripts are on their way: send it again, later")
+            transcript += request.transcript_chunk
+            self.reading_bytes += len(request.transcript_chunk)
+            if len(transcript) > limit:
+                raise _bad_grade(
+                    f"the transcript exceeds {limit} bytes; send less, or raise "
+                    "env_gateway.limits.transcript_bytes"
+                )
+        if header is None:
+            raise _bad_grade("a grade needs a header that names the episode")
+        return header
+
+
+async def conversation_of(transcript: bytearray) -> str:
+    """Return JSON lines as the one JSON array that Fleet's verifiers are given."""
+    return await aside(len(transcript), lambda: _joined(transcript))
+
+
+def _joined(transcript: bytearray) -> str:
+    lines = transcript.decode("utf-8", "replace").split("\n")
+    return f"[{', '.join(line for line in lines if line.strip())}]"
+
+
+@contextmanager
+def _refusals() -> Generator[None]:
+    """Turn the core's refusals into the contract's errors."""
+    try:
+        yield
+    except tuple(_STATUS) as error:
+        code, reason = _STATUS[type(error)]
+        delay_s = _QUEUE_RETRY_S if isinstance(error, QueueFullError | StalledError) else None
+        raise ServiceError(
+            code, reason, str(error), domain=_DOMAIN, retry_delay_s=delay_s
+        ) from error
+
+
+def _bad_grade(message: str) -> ServiceError:
+    return ServiceError(grpc.StatusCode.INVALID_ARGUMENT, "BAD_REQUEST", message, domain=_DOMAIN)

@@ -1,0 +1,1 @@
+"""The gateway's table of a run spec, and each backend's."""

@@ -1,0 +1,224 @@
+"""Settings of each backend, `[env_gateway.backends.NAME]`. Imports no vendor."""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from services.common.config import Model
+from services.common.number_ranges import Seconds
+from services.common.parsing import Limits
+from services.common.secret_values import referenced
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+BackendName = Literal["mcp", "embedded", "fleet", "openenv", "fleet_openenv"]
+
+
+def is_reference(value: str) -> bool:
+    """Whether a value stands for that of an environment variable, as `$NAME` does."""
+    return any(referenced(value))
+
+
+class ServerConfig(Model):
+    """A server: one that runs at `url`, or a `command` to supervise.
+
+    A command is expected to print one JSON line {"url": ...} on stdout once it serves. Of the
+    gateway's environment it gets what any program needs, such as PATH, HOME, language, proxies and
+    certificates, and no secret; `env` adds to that. A value `$NAME` is that of the variable NAME.
+
+    An answer of more than `max_answer_bytes`, or that holds more than `max_answer_values` values
+    and keys, is refused before anything is built of it: 100,000 values take the gateway some 20 ms,
+    in which it answers nobody.
+    """
+
+    url: str | None = None
+    command: tuple[str, ...] | None = None
+    api_key_env: str | None = None
+    env: Mapping[str, str] = Field(default_factory=dict[str, str])
+    start_timeout_s: Seconds = 60.0
+    max_answer_bytes: Annotated[int, Field(ge=2**16, le=2**30)] = 16 * 2**20
+    max_answer_values: Annotated[int, Field(ge=2**10, le=2**24)] = 2**18
+
+    _schemes: tuple[str, ...] = ("http://", "https://")
+    _starts_processes: bool = False
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "ServerConfig":
+        given = [n for n in ("url", "command") if n in self.model_fields_set and getattr(self, n)]
+        if len(given) > 1 or self.url is self.command is None:
+            raise ValueError("exactly one of url and command must be set")
+        if self.url is not None and not self.url.startswith(self._schemes):
+            raise ValueError(f"url {self.url!r} must start with {' or '.join(self._schemes)}")
+        if self.command is not None and not self.command:
+            raise ValueError("command is empty")
+        return self
+
+    @model_validator(mode="after")
+    def _env_of_a_command(self) -> "ServerConfig":
+        if self.env and self.command is None and not self._starts_processes:
+            raise ValueError("env is for the process of a command, and there is none")
+        for name, value in self.env.items():
+            if not _NAME.fullmatch(name):
+                raise ValueError(f"env.{name}: no name of a variable")
+            if value.startswith("$") and not is_reference(value):
+                raise ValueError(f"env.{name}: write {value!r} as $NAME, in capitals")
+        return self
+
+    @property
+    def answers(self) -> Limits:
+        """How large an answer may be."""
+        return Limits(bytes=self.max_answer_bytes, values=self.max_answer_values)
+
+    @property
+    def fixed_url(self) -> str | None:
+        """Where the server is; None where it is a command's to say."""
+        return self.url if self.command is None else None
+
+
+class McpConfig(ServerConfig):
+    """An MCP server over streamable HTTP, or over stdio.
+
+    Over HTTP: with `instances` the server also speaks Fleet's instance wire, and each episode gets
+    an instance of its own; without, all episodes share the one server and there is no database to
+    grade from. Over stdio `command` is started once per episode, with the task's data key in its
+    environment (FLOTILLA_DATA_KEY).
+    """
+
+    transport: Literal["http", "stdio"] = "http"
+    instances: bool = False
+    read_only_tools: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _stdio_needs_a_command(self) -> "McpConfig":
+        if self.transport == "stdio" and (self.command is None or self.instances):
+            raise ValueError('transport "stdio" needs a command, and cannot have instances')
+        return self
+
+
+FLEET_URL = "https://orchestrator.fleetai.com"
+
+
+class FleetConfig(ServerConfig):
+    """Fleet's control plane, FLEET_URL unless set; a `command` is an emulator to supervise instead.
+
+    An instance of which Fleet hears nothing for `heartbeat_interval_s` ends, so that a gateway
+    that is killed frees its places. Verifiers run at Fleet ("remote"), or in the gateway against
+    the instance's databases ("local"). `image_type` is the task's modality's unless set, and
+    `browser_url`, where browsers are leased, Fleet's or the emulator's. A browser may reach the
+    environment and `browser_hosts`.
+    """
+
+    url: str | None = FLEET_URL
+    api_key_env: str | None = "FLEET_API_KEY"
+    region: str | None = None
+    image_type: str | None = None
+    heartbeat_interval_s: Annotated[int, Field(ge=30, le=3600)] = 60
+    verify: Literal["remote", "local"] = "remote"
+    read_only_tools: tuple[str, ...] = ()
+    browser_url: str | None = None
+    browser_hosts: tuple[str, ...] = (
+        "*.fleetai.com",
+        "*.amazonaws.com",
+        "*.basemaps.cartocdn.com",
+        "*.tile.openstreetmap.org",
+    )
+
+
+_TASK_FIELDS = (
+    "key",
+    "prompt",
+    "env_key",
+    "env_version",
+    "data_key",
+    "data_version",
+    "seed",
+    "episode_id",
+    "env_variables",
+)
+
+
+class OpenEnvConfig(ServerConfig):
+    """An OpenEnv server, by its WebSocket protocol; `{env_key}` in `url` and `path` is the task's.
+
+    `actions`: the environment is stepped by tool calls ("tools"), or by actions of a schema of its
+    own ("schema"), which is then offered as the one tool `step_tool`; "auto" asks its /schema.
+    `task_fields` says what `reset` is told, by a name of the environment's, and which field of the
+    task that is; `seed` is a number made of the task's key, and `env_variables.NAME` is possible.
+    `reward`: the grade is the last reward given, or the sum of them, or the environment's rewards
+    are only shown and the task's own verifier grades ("verifier"), without any database.
+    `submit_tool` ends and grades an episode: it is not offered to the policy, but called with the
+    final answer as `submit_argument` when the grade is asked for; "" if there is no such tool.
+    Of what `reset` shows, the policy sees the fields in `first_observation`, all unless set;
+    `image_fields` of any observation hold images in base64.
+    """
+
+    path: str = ""
+    actions: Literal["auto", "tools", "schema"] = "auto"
+    step_tool: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$")] = "step"
+    read_only_tools: tuple[str, ...] = ()
+    task_fields: Mapping[str, str] = Field(
+        default_factory=lambda: {
+            "seed": "seed",
+            "episode_id": "episode_id",
+            "task_key": "key",
+            "data_id": "data_key",
+            "data_version": "data_version",
+        }
+    )
+    reward: Literal["last", "sum", "verifier"] = "last"
+    submit_tool: str = "submit_final_answer"
+    submit_argument: str = "answer"
+    first_observation: tuple[str, ...] | None = None
+    image_fields: tuple[str, ...] = ()
+    ping_interval_s: Seconds = 20.0
+
+    _schemes: tuple[str, ...] = ("http://", "https://", "ws://", "wss://")
+
+    @model_validator(mode="after")
+    def _known_task_fields(self) -> "OpenEnvConfig":
+        for name, field in self.task_fields.items():
+            root, _, variable = field.partition(".")
+            if root not in _TASK_FIELDS or (variable and root != "env_variables"):
+                known = ", ".join(_TASK_FIELDS)
+                raise ValueError(
+                    f"task_fields.{name}: a task has no field {field!r}; use one of {known} or "
+                    "env_variables.NAME"
+                )
+        return self
+
+
+class FleetOpenEnvConfig(ServerConfig):
+    """FleetTaskEnv of Fleet's OpenEnv fork, one process each; the server is Fleet's control plane.
+
+    `path` is a checkout of the fork, OPENENV_FORK_PATH unless set, and `python` an interpreter that
+    has what the fork needs (such as mcp below 2), the gateway's own unless set.
+    """
+
+    url: str | None = FLEET_URL
+    api_key_env: str | None = "FLEET_API_KEY"
+    path: str | None = None
+    python: str | None = None
+
+    _starts_processes: bool = True
+
+
+class EmbeddedConfig(Model):
+    """The environments of this repository, in worker processes.
+
+    A worker that is busy with one request for `hang_s` is ended, with the instances on it.
+    """
+
+    workers: Annotated[int, Field(ge=1, le=256)] = 2
+    hang_s: Seconds = 30.0
+
+
+class BackendsConfig(Model):
+    """Settings by backend; those that are not used may stay in the file."""
+
+    mcp: McpConfig | None = None
+    fleet: FleetConfig | None = None
+    openenv: OpenEnvConfig | None = None
+    fleet_openenv: FleetOpenEnvConfig = FleetOpenEnvConfig()
+    embedded: EmbeddedConfig = EmbeddedConfig()

@@ -1,0 +1,181 @@
+"""The gateway's section of a run spec, `[env_gateway]`."""
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from services.common.config import Model
+from services.common.number_ranges import Count, Seconds
+from services.env_gateway.config.backends import BackendName, BackendsConfig
+from services.env_gateway.limits.backend_health import UsualTime
+
+Weight = Annotated[float, Field(gt=0, le=1000)]
+
+
+class ScreenConfig(Model):
+    """How the tool `computer` appears to the policy.
+
+    `max_side`: pictures are scaled down, in proportion, until no side is longer; pixels. With
+    "relative1000" the policy points in thousandths of the screen, as Qwen's vision models do.
+    """
+
+    coordinates: Literal["pixels", "relative1000"] = "pixels"
+    max_side: Annotated[int, Field(ge=64, le=16384)] | None = None
+
+
+class EnvironmentConfig(Model):
+    """One environment; what is not set here is the section's own. `verifier` is a file of Python
+    that grades tasks which bring no verifier."""
+
+    backend: BackendName | None = None
+    screen: ScreenConfig | None = None
+    verifier: Path | None = None
+    max_episodes: Count | None = None
+    max_calls: Count | None = None
+
+
+class LimitsConfig(Model):
+    """Calls in flight, for each environment, and creations in flight, for each backend, start at
+    `start_calls` and `start_creating` and adapt to what is borne, up to `max_calls` and
+    `max_creating`; creations are besides at most `creates_per_s`, and `creates_burst` at once.
+    Deletions are bounded by the same keys, apart from creations, and grades likewise. Instances
+    that are not ready yet are asked for their tools within half of `max_calls`.
+    `max_waiting` bounds episodes in the queue, and `batch_wait_s` is how long a batch waits there
+    for members that have not asked, before it goes on without them. Runs that wait for the same get
+    shares by weight: 1, or that of the first pattern of `run_weights`, such as "eval-*", that fits
+    a run's id.
+    """
+
+    max_episodes: Count = 512
+    start_calls: Count = 16
+    max_calls: Count = 256
+    start_creating: Count = 8
+    max_creating: Count = 64
+    creates_per_s: Annotated[float, Field(gt=0, le=10_000)] = 100.0
+    creates_burst: Count = 64
+    start_grading: Count = 16
+    max_grading: Count = 64
+    grades_per_s: Annotated[float, Field(gt=0, le=10_000)] = 100.0
+    grades_burst: Count = 64
+    max_waiting: Count = 2048
+    batch_wait_s: Seconds = 5.0
+    run_weights: Mapping[str, Weight] = Field(default_factory=dict)
+    transcript_bytes: Annotated[int, Field(ge=2**10, le=2**30)] = 16 * 2**20
+    media_bytes: Annotated[int, Field(ge=2**16, le=2**32)] = 64 * 2**20
+
+
+class BreakerConfig(Model):
+    """An environment of which more than `error_rate` of the last `window` calls failed is left
+    alone for `open_s`. After `instance_failures` in a row to reach one instance its backend is
+    asked whether it still runs. A backend that was given less than `patience_s`, or less than four
+    times its slowest answer of late, has not failed when there is none."""
+
+    window: Annotated[int, Field(ge=1, le=10_000)] = 20
+    error_rate: Annotated[float, Field(gt=0, le=1)] = 0.5
+    open_s: Seconds = 5.0
+    instance_failures: Annotated[int, Field(ge=1, le=1000)] = 3
+    patience_s: Seconds = 5.0
+
+
+class RetryConfig(Model):
+    """Waits are jittered between `base_s` and `cap_s`; `budget_ratio` bounds retries as a share
+    of first attempts."""
+
+    base_s: Seconds = 0.1
+    cap_s: Seconds = 5.0
+    budget_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+    budget_cap: Annotated[float, Field(ge=1, le=10_000)] = 20.0
+
+
+class VerifiersConfig(Model):
+    """Verifiers are Python from task files. Those listed by SHA-256 in `digests`, a file beside the
+    spec or by default that of this repository, run in plain processes, all others in a sandbox of
+    bubblewrap, one process each. Where there can be none they are refused, unless
+    `unsafe_local_verifiers` lets them run with all rights of the gateway.
+
+    `timeout_s` bounds one run, and `memory_bytes` its address space. A run that fails is repeated,
+    up to `attempts` in all; what was refused before it ran is none, and is asked for again until
+    the grade's deadline.
+
+    `partial`: the share of checks that passed is told as "printed", or as "earned", without those
+    that pass before anything was done (which takes one more run for each task), or "off". With
+    `partial_is_reward` a failing attempt earns that share instead of 0."""
+
+    workers: Annotated[int, Field(ge=1, le=64)] = 2
+    timeout_s: Seconds = 30.0
+    attempts: Annotated[int, Field(ge=1, le=10)] = 4
+    memory_bytes: Annotated[int, Field(ge=2**26, le=2**36)] = 2**30
+    partial: Literal["off", "printed", "earned"] = "printed"
+    partial_is_reward: bool = False
+    digests: Path | None = None
+    unsafe_local_verifiers: bool = False
+
+    @model_validator(mode="after")
+    def _something_to_earn(self) -> "VerifiersConfig":
+        if self.partial_is_reward and self.partial == "off":
+            raise ValueError('partial_is_reward needs partial = "earned" or "printed"')
+        return self
+
+
+class EnvGatewayConfig(Model):
+    """`lease_ttl_s`: an episode whose worker renews it for this long no more is closed.
+    `budget_s` bounds an episode that names no budget, and `max_budget_s` every other."""
+
+    backend: BackendName = "embedded"
+    backends: BackendsConfig = BackendsConfig()
+    environments: Mapping[str, EnvironmentConfig] = Field(default_factory=dict)
+    limits: LimitsConfig = LimitsConfig()
+    breaker: BreakerConfig = BreakerConfig()
+    retry: RetryConfig = RetryConfig()
+    verifiers: VerifiersConfig = VerifiersConfig()
+    screen: ScreenConfig = ScreenConfig()
+    lease_ttl_s: Seconds = 60.0
+    budget_s: Seconds = 900.0
+    max_budget_s: Seconds = 7200.0
+    open_timeout_s: Seconds = 120.0
+    call_timeout_s: Seconds = 90.0
+    close_timeout_s: Seconds = 30.0
+    drain_s: Seconds = 30.0
+    watch_age_s: Seconds = 60.0
+    # An opening, a call or a grade that takes longer is reported in the log, with all stacks.
+    stall_s: Seconds = 120.0
+
+    @model_validator(mode="after")
+    def _backends_configured(self) -> "EnvGatewayConfig":
+        for name in sorted(self.backend_names):
+            if getattr(self.backends, name) is None:
+                raise ValueError(
+                    f"backend {name!r} is used but env_gateway.backends.{name} is not set"
+                )
+        return self
+
+    @property
+    def backend_names(self) -> frozenset[BackendName]:
+        """The backends that are used."""
+        names: set[BackendName] = {self.backend}
+        names.update(e.backend for e in self.environments.values() if e.backend)
+        return frozenset(names)
+
+    def weight_of(self, run_id: str) -> float:
+        weights = self.limits.run_weights.items()
+        return next((weight for glob, weight in weights if fnmatchcase(run_id, glob)), 1.0)
+
+    def usual_time(self, timeout_s: float) -> UsualTime:
+        """Of requests that may take `timeout_s`: who has had half of it, and has never been seen to
+        answer, does not."""
+        return UsualTime(at_least_s=self.breaker.patience_s, at_most_s=timeout_s / 2)
+
+    def max_calls_of(self, env_key: str) -> int:
+        environment = self.environments.get(env_key)
+        return (environment and environment.max_calls) or self.limits.max_calls
+
+    def backend_of(self, env_key: str) -> BackendName:
+        environment = self.environments.get(env_key)
+        return (environment and environment.backend) or self.backend
+
+    def screen_of(self, env_key: str) -> ScreenConfig:
+        environment = self.environments.get(env_key)
+        return (environment and environment.screen) or self.screen

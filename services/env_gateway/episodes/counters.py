@@ -1,0 +1,69 @@
+"""What a gateway has counted since it started, by environment."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from services.env_gateway.episodes.session import Answer, Outcome
+from services.env_gateway.grading.verdict import Grade
+from services.env_gateway.ports import Media
+
+# The environment is at fault, or the way there; not the policy.
+CALL_ERRORS = frozenset(
+    {Outcome.NOT_EXECUTED, Outcome.OUTCOME_UNKNOWN, Outcome.SESSION_LOST, Outcome.DEADLINE}
+)
+
+
+def _by_env() -> Counter[str]:
+    return Counter()
+
+
+def _by_env_and_kind() -> Counter[tuple[str, ...]]:
+    return Counter()
+
+
+@dataclass(slots=True)
+class Counts:
+    """`outcomes` of calls; `content_bytes` of text and of images; `tainted` and `expired`
+    episodes; `suspects` among grades."""
+
+    calls: Counter[str] = field(default_factory=_by_env)
+    outcomes: Counter[tuple[str, ...]] = field(default_factory=_by_env_and_kind)
+    content_bytes: Counter[tuple[str, ...]] = field(default_factory=_by_env_and_kind)
+    images: Counter[str] = field(default_factory=_by_env)
+    tainted: Counter[str] = field(default_factory=_by_env)
+    expired: Counter[str] = field(default_factory=_by_env)
+    grades: Counter[str] = field(default_factory=_by_env)
+    no_grades: Counter[str] = field(default_factory=_by_env)
+    suspects: Counter[str] = field(default_factory=_by_env)
+    no_grade_reasons: Counter[tuple[str, ...]] = field(default_factory=_by_env_and_kind)
+
+    def env_keys(self) -> set[str]:
+        return {*self.calls, *self.expired, *self.grades, *self.no_grades}
+
+    def call_errors(self, env_key: str) -> int:
+        return sum(self.outcomes[env_key, outcome.value] for outcome in CALL_ERRORS)
+
+    def called(self, env_key: str, answer: Answer) -> None:
+        """A call has been answered, for the first time."""
+        self.calls[env_key] += 1
+        self.outcomes[env_key, answer.outcome.value] += 1
+        for part in answer.parts:
+            if isinstance(part, Media):
+                image = part.mime.startswith("image/")
+                self.images[env_key] += image
+                self.content_bytes[env_key, "image" if image else "text"] += part.size
+            else:
+                self.content_bytes[env_key, "text"] += len(part.text.encode())
+
+    def graded(self, env_key: str, grade: Grade) -> None:
+        self.suspects[env_key] += bool(grade.suspicion)
+        if grade.reason is None:
+            self.grades[env_key] += 1
+        else:
+            self.no_grades[env_key] += 1
+            self.no_grade_reasons[env_key, grade.reason.value] += 1
+
+
+def of_env(counter: Counter[tuple[str, ...]], env_key: str) -> dict[str, int]:
+    """The numbers of one environment by kind."""
+    return {kind: n for (env, kind), n in sorted(counter.items()) if env == env_key}

@@ -1,0 +1,153 @@
+"""Tasks in Fleet's JSON, in either of its two vocabularies."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, cast
+
+from services.common.parsing import Limits, ParseError, TooLargeError, parse_json
+from services.env_gateway.verify.source_shape import MAX_SOURCE_BYTES
+
+_ALIASES = {
+    "key": "task_key",
+    "env_id": "env_key",
+    "version": "env_version",
+    "data_id": "data_key",
+    "verifier_func": "verifier_code",
+}
+SINGLE_TURN = "single_turn"
+MODALITIES = ("tool_use", "computer_use", "browser_use", "joint", SINGLE_TURN)
+_ENV_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_CURRENT_DATE = "CURRENT_DATE"
+# What workers are told of a task travels in one message, with the environment's tools.
+_TOLD = ("prompt", "env_variables")
+_TOLD_BYTES = 2**18
+# A message carries no more bytes anyway; tens of milliseconds of parsing.
+_LIMITS = Limits(bytes=2**21, values=2**16)
+
+
+class TaskError(ValueError):
+    """The JSON is no task; the message names the field and what it should be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """`verifier` is Python source. `current_date` is empty when the environment has no clock. A
+    `single_turn` task has no tools: what the policy answers to its prompt is graded."""
+
+    key: str
+    prompt: str
+    env_key: str
+    env_version: str = ""
+    data_key: str = ""
+    data_version: str = ""
+    verifier: str | None = None
+    modality: str = "tool_use"
+    current_date: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
+    raw_variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+def parse_task(text: str) -> Task:
+    fields = load_object(text, "the task")
+    raw_variables = _raw_variables(fields.get("env_variables"))
+    variables = {name: _as_text(value) for name, value in raw_variables.items()}
+    current_date = _iso_date(variables.pop(_CURRENT_DATE, ""))
+    env_key = _text(fields, "env_id", required=True)
+    if not _ENV_KEY.fullmatch(env_key):
+        raise TaskError(f"env_id {env_key!r} must be letters, digits, '.', '_' or '-'")
+    task = Task(
+        key=_text(fields, "key", required=True),
+        prompt=_text(fields, "prompt", required=True),
+        env_key=env_key,
+        env_version=_text(fields, "version"),
+        data_key=_text(fields, "data_id"),
+        data_version=_text(fields, "data_version"),
+        verifier=_text(fields, "verifier_func") or None,
+        modality=_modality(fields),
+        current_date=current_date,
+        variables=variables,
+        raw_variables=raw_variables,
+    )
+    _check_texts(task)
+    return task
+
+
+def load_object(text: str, what: str) -> dict[str, Any]:
+    """Parse a JSON object strictly: no repeated keys, no NaN or Infinity. Raises TaskError."""
+    try:
+        value = parse_json(text, _LIMITS, strict=True)
+    except TooLargeError as error:
+        raise TaskError(f"{what} is too large: {error}") from None
+    except ParseError as error:
+        raise TaskError(f"{what} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise TaskError(f"{what} is a JSON {type(value).__name__}, not an object")
+    return cast("dict[str, Any]", value)
+
+
+def _text(fields: Mapping[str, Any], name: str, *, required: bool = False) -> str:
+    alias = _ALIASES.get(name)
+    value = fields.get(name)
+    other = fields.get(alias) if alias else None
+    if value is not None and other is not None and value != other:
+        raise TaskError(f"{name} and {alias} are the same field with two values")
+    value = other if value is None else value
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if value is not None and not isinstance(value, str):
+        raise TaskError(f"{name} must be a string, not {type(value).__name__}")
+    if required and not value:
+        names = f"{name} (or {alias})" if alias else name
+        raise TaskError(f"{names} is missing or empty")
+    return value or ""
+
+
+def _modality(fields: Mapping[str, Any]) -> str:
+    modality = _text(fields, "task_modality") or MODALITIES[0]
+    if modality not in MODALITIES:
+        raise TaskError(f"task_modality {modality!r} is none of {', '.join(MODALITIES)}")
+    return modality
+
+
+def _raw_variables(value: Any) -> dict[str, Any]:
+    if value is None or value == "":
+        return {}
+    if isinstance(value, str):
+        return load_object(value, "env_variables")
+    if not isinstance(value, dict):
+        kind = type(value).__name__
+        raise TaskError(f"env_variables must be an object or its JSON, not {kind}")
+    return cast("dict[str, Any]", value)
+
+
+def _as_text(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _iso_date(value: str) -> str:
+    try:
+        return datetime.fromisoformat(value).date().isoformat() if value else ""
+    except ValueError:
+        return value
+
+
+def _check_texts(task: Task) -> None:
+    names = ("key", "prompt", "env_version", "data_key", "data_version", "verifier", "current_date")
+    texts = [(name, getattr(task, name) or "") for name in names]
+    texts += [("env_variables", text) for pair in task.variables.items() for text in pair]
+    told = 0
+    for name, text in texts:
+        try:
+            size = len(text.encode())
+        except UnicodeEncodeError:
+            raise TaskError(f"{name} holds a lone surrogate, which is not text") from None
+        told += size if name in _TOLD else 0
+        if name == "verifier" and size > MAX_SOURCE_BYTES:
+            raise TaskError(f"verifier_func has {size} bytes, more than {MAX_SOURCE_BYTES}")
+    if told > _TOLD_BYTES:
+        raise TaskError(f"{' and '.join(_TOLD)} take {told} bytes, more than {_TOLD_BYTES}")

@@ -1,0 +1,277 @@
+"""Whether a policy may have written what a verifier printed. Pure.
+
+It may have written a part of a line, in another spelling or encoding, in pieces, and have left the
+rest to the verifier; so words are compared, not lines. In doubt it was the policy: results that are
+doubted count for nothing, so that nobody gains by writing such words.
+"""
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from itertools import pairwise
+
+from services.common.parsing import Limits, ParseError, parse_json
+from services.env_gateway.grading.policy_writings import KEYS, Phrase, Writings, readings
+from services.env_gateway.ports import Submission
+
+_NO_LETTERS = re.compile(r"[^a-z]+")
+# Pieces of words between which other words may stand, such as a tag's.
+_PIECE = re.compile(r"[a-z]{2,}")
+_WORD = re.compile(r"[^\W_]+")
+_GAPS = re.compile(r"[\W_]+([01])(?![^\W_])|[\W_]+")
+_SIGNS = re.compile(r"[^\w\s]+|_+")
+_ENDS_AS_A_RESULT = re.compile(r":\s*[01]$")
+# Between two texts of a list, as Python and JSON write it.
+_PARTING = re.compile(r"""["']\s*,\s*["']""")
+_EDGE_CHARS = 20
+_PARTINGS_KEPT = 1000
+# Python does one of them at a time, and other threads wait.
+_SLICE_CHARS = 2**14
+# A few characters stand for whole sentences.
+_LETTERS_OF_ONE = 4
+# Of a longer or deeper one, every word counts as the policy's.
+_CONVERSATION = Limits(bytes=2**25, values=2**17)
+
+
+class Authorship:
+    """What `writings` explain of a verifier's output."""
+
+    def __init__(self, writings: Writings) -> None:
+        self._writings = writings
+
+    @property
+    def chars(self) -> int:
+        return self._writings.chars
+
+    @property
+    def _all(self) -> bool:
+        """Whether so much was written, or so often encoded, that any words may come from there."""
+        return self._writings.too_many or not self._read[1]
+
+    def explains(self, phrase: Phrase) -> bool:
+        """Whether the words may come from what the policy wrote or was shown."""
+        if self._all or phrase in self._writings.shown_phrases:
+            return True
+        return any(phrase in text for text in self._letters) or _put_together(phrase, self._words)
+
+    def explains_app(self, line: str, name: str, value: str) -> bool:
+        """Whether `App NAME: VALUE` may: whole, from its start, or to its end, as it is or without
+        some of its characters."""
+        if self._all or f" app{spelt(name).rstrip()} {value} " in self._shown:
+            return True
+        if not spelt(name).strip() and (name.strip() in self._joined or " app" in self._spelt):
+            return True
+        if any(self._holds(one, value) for one in _forms(f"app {name}: {value}")):
+            return True
+        if self._says_app and any(piece.startswith(_squeezed(name)) for piece in self._pieces):
+            return True
+        lines = [_plain(one) for one in _forms(line)]
+        return any(one.startswith(self._starts) or one.endswith(self._ends) for one in lines)
+
+    def _holds(self, line: str, value: str) -> bool:
+        """Whether a line without its value, or without the word App, is in what was written."""
+        marked = _marked(line).removeprefix("app:")
+        name = marked.removesuffix(f":{value}:")
+        return bool(name) and (f"app:{name}" in self._marked or f"{name}:{value}:" in self._marked)
+
+    def explains_frame(self, before: str, after: str) -> bool:
+        """Whether what stands around a result, so that it is none, may: by the next word, or as the
+        blanks of a line's start or end."""
+        if self._all:
+            return True
+        if before.isspace() and f"\n{before}" in f"\n{self._joined}":
+            return True
+        if after.isspace() and after in self._joined:
+            return True
+        return self._touches(before, lambda words: f" {words[-1]}") or self._touches(
+            after, lambda words: f"{words[0]} "
+        )
+
+    def _touches(self, text: str, nearest: Callable[[list[str]], str]) -> bool:
+        forms = [
+            words for one in _forms(text) for words in (spelt(one).split(), _tight(one).split())
+        ]
+        if any(words and nearest(words) in self._spelt for words in forms):
+            return True
+        return bool(text.strip()) and not any(forms) and text.strip() in self._joined
+
+    def explains_parting(self, items: Sequence[str]) -> bool:
+        """Whether two items of a list may be one, parted by quotation marks of the policy's."""
+        if self._all or len(self._parted) > _PARTINGS_KEPT:
+            return True
+        neighbours = list(pairwise(items))
+        return any(
+            first.endswith(before) and second.startswith(after)
+            for before, after in self._parted
+            for first, second in neighbours
+        )
+
+    @cached_property
+    def _read(self) -> tuple[list[str], bool]:
+        texts: dict[str, None] = {}
+        for written in self._writings.written.values():
+            texts.update(dict.fromkeys(written))
+            # As it is typed bit by bit.
+            texts["".join(written)] = None
+        found = [readings(text) for text in texts]
+        every = dict.fromkeys(reading for texts, _ in found for reading in texts)
+        return list(every), all(complete for _, complete in found)
+
+    @property
+    def _readings(self) -> list[str]:
+        return self._read[0]
+
+    @cached_property
+    def _joined(self) -> str:
+        return "\n".join(self._readings)
+
+    @cached_property
+    def _letters(self) -> set[str]:
+        return {_NO_LETTERS.sub("", text) for text in self._forms}
+
+    @cached_property
+    def _words(self) -> set[str]:
+        words = {_NO_LETTERS.sub("", word) for text in self._forms for word in text.split()}
+        pieces = {found[0] for text in self._forms for found in _PIECE.finditer(text)}
+        return (words | pieces) - {""}
+
+    @cached_property
+    def _forms(self) -> list[str]:
+        return list(dict.fromkeys(form for text in self._readings for form in _forms(text)))
+
+    @cached_property
+    def _spelt(self) -> str:
+        return "\n".join(one for text in self._forms for one in (spelt(text), _tight(text)))
+
+    @cached_property
+    def _marked(self) -> str:
+        return "\n".join(_marked(one) for text in self._forms for one in (text, _tight(text)))
+
+    @cached_property
+    def _shown(self) -> str:
+        return "\n".join(spelt(line) for line in self._writings.shown_lines)
+
+    @cached_property
+    def _pieces(self) -> set[str]:
+        """Texts by themselves, of which a verifier may put a line together."""
+        places = self._writings.written.items()
+        texts = (text for where, texts in places if not where.endswith(KEYS) for text in texts)
+        return {squeezed for text in texts if (squeezed := _squeezed(text))}
+
+    @cached_property
+    def _says_app(self) -> bool:
+        places = self._writings.written.items()
+        texts = (text for where, texts in places if not where.endswith(KEYS) for text in texts)
+        return any(_squeezed(text.rpartition("\n")[2]) == "app" for text in texts)
+
+    @cached_property
+    def _lines(self) -> set[str]:
+        return {_plain(line) for text in self._forms for line in text.splitlines()}
+
+    @cached_property
+    def _starts(self) -> tuple[str, ...]:
+        return tuple(line for line in self._lines if line.startswith("app "))
+
+    @cached_property
+    def _ends(self) -> tuple[str, ...]:
+        return tuple(line for line in self._lines if _ENDS_AS_A_RESULT.search(line))
+
+    @cached_property
+    def _parted(self) -> set[tuple[str, str]]:
+        texts = (pair for text in self._readings for pair in pairwise(_PARTING.split(text)))
+        return {(before[-_EDGE_CHARS:], after[:_EDGE_CHARS]) for before, after in texts}
+
+
+def authorship_of(writings: Writings, submission: Submission) -> Authorship:
+    """Of an episode at its end: what it wrote and was shown before, and what is submitted."""
+    writings, task = writings.copy(), submission.task
+    for text in (task.prompt, task.current_date, *task.variables.values()):
+        writings.showed(text)
+    if submission.final_answer is not None:
+        writings.wrote("final_answer", submission.final_answer)
+    for message in _messages(submission.conversation):
+        writings.told(message)
+    return Authorship(writings)
+
+
+NOBODY = Authorship(Writings())
+
+
+def spelt(text: str) -> str:
+    """Its words alone, in one case and parted by single spaces; a space at either end."""
+    # One by one, since a search for all of them at once holds the event loop up from any thread.
+    return f" {' '.join(found[0] for found in _WORD.finditer(folded(text)))} "
+
+
+def folded(text: str) -> str:
+    """In one case and of plain characters. One by one: marks behind a letter would be sorted, in
+    time that grows with the square of their number."""
+    if text.isascii():
+        return text.casefold()
+    plain = {ord(char): _plain_character(char) for char in set(text)}
+    slices = (text[at : at + _SLICE_CHARS] for at in range(0, len(text), _SLICE_CHARS))
+    return "".join(one.translate(plain).casefold() for one in slices)
+
+
+def _plain_character(char: str) -> str:
+    plain = unicodedata.normalize("NFKD", char)
+    return plain if len(plain) <= _LETTERS_OF_ONE else char
+
+
+def _forms(text: str) -> list[str]:
+    """The text folded; and as it is left where all but ASCII is dropped, of accented letters the
+    accent alone or the whole letter."""
+    forms = (folded(text), _ascii(folded(text)), _ascii(text).casefold())
+    return list(dict.fromkeys(forms))
+
+
+def _ascii(text: str) -> str:
+    return text.encode("ascii", "ignore").decode()
+
+
+def _tight(text: str) -> str:
+    """The words of a folded text as they are without its signs."""
+    words = [_SIGNS.sub("", word) for word in text.split()]
+    return f" {' '.join(word for word in words if word)} "
+
+
+def _marked(text: str) -> str:
+    """A folded text without what is between its words, of which a colon is left behind App and
+    before a single 0 or 1."""
+    return _GAPS.sub(_mark, f"\n{text}\n")
+
+
+def _mark(gap: re.Match[str]) -> str:
+    if gap[1]:
+        return f":{gap[1]}:"
+    return ":" if gap.string.endswith("app", 0, gap.start()) else ""
+
+
+def _squeezed(text: str) -> str:
+    return "".join(found[0] for found in _WORD.finditer(folded(text)))
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+def _messages(conversation: str | None) -> Iterable[object]:
+    if conversation is None:
+        return ()
+    try:
+        messages: object = parse_json(conversation, _CONVERSATION)
+    except ParseError:
+        return (conversation,)
+    return messages if isinstance(messages, list) else (messages,)
+
+
+def _put_together(phrase: str, words: set[str]) -> bool:
+    """Whether the end of a word, whole words and the start of another make the phrase."""
+    size = len(phrase)
+    starts = {i for i in range(1, size) if any(word.endswith(phrase[:i]) for word in words)}
+    reached = set(starts)
+    for i in range(1, size):
+        if i in reached:
+            reached |= {j for j in range(i + 1, size) if phrase[i:j] in words}
+    return any(word.startswith(phrase[i:]) for i in reached for word in words)

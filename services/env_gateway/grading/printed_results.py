@@ -1,0 +1,148 @@
+"""The results that a verifier printed, as Fleet's do, and which of them may be forged. Pure.
+
+What a verifier prints beside them may hold lines of the same shape, which a policy wrote.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import cast
+
+from services.common.parsing import Limits, parse_literal
+from services.env_gateway.grading.authorship import Authorship
+from services.env_gateway.grading.policy_writings import Phrase, app_spans
+
+CHECKS_KEPT = 200
+# 200 passed and 200 failed checks fit into one message, whatever their characters.
+CHECK_CHARS = 500
+_OPENED = re.compile(r">>> (?P<kind>ERROR|SUCCESS)_ACCUMULATOR >>>\n")
+# Of a longer output only this much, its end, is searched for checks.
+_SEARCHED_CHARS = 2**19
+# A longer list of checks is read by its lines: Python takes milliseconds for each KiB.
+_LIST_LIMITS = Limits(bytes=2**15, values=4096)
+_APP = re.compile(r"^(?P<name>App \S.*?): (?P<passed>[01])[ \t\r]*$", re.MULTILINE)
+_APP_START, _APP_VALUE = re.compile(r"App (?=\S)"), re.compile(r": [01]")
+_JUDGE_ERROR = re.compile(r"^[^\S\n]*JUDGE ERROR:(?P<detail>.*)$", re.MULTILINE)
+# More results than any task has apps, each of which is looked for in all that a policy wrote.
+_APPS_JUDGED = 100
+_DOUBTS_KEPT = 5
+_DOUBT_CHARS = 200
+_PHRASES = {"ERROR": Phrase.FAILED, "SUCCESS": Phrase.PASSED}
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """`countable` says whether the checks are all that there were; `doubts` are lines that the
+    policy may have written, and that count for nothing."""
+
+    judge_error: str | None = None
+    passed: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+    countable: bool = False
+    doubts: tuple[str, ...] = ()
+
+
+def read_printed(stdout: str, authorship: Authorship, *, cut: bool = False) -> Printed:
+    """The checks that a verifier printed as passed and as failed, the last print of each, and
+    whether a judge failed.
+
+    A verifier over several apps prints `App NAME: 0` or `App NAME: 1` for each, and then these are
+    its checks; others print lists of what passed and what failed.
+    """
+    end = stdout[-_SEARCHED_CHARS:]
+    complete = not cut and len(end) == len(stdout)
+    apps = list(_APP.finditer(end))
+    printed = _read_apps(end, apps, authorship) if apps else _read_lists(end, authorship)
+    printed = replace(printed, countable=printed.countable and complete)
+    judge = _JUDGE_ERROR.search(stdout) if "JUDGE ERROR:" in stdout else None
+    if judge is None:
+        return printed
+    if authorship.explains(Phrase.JUDGE_ERROR):
+        return replace(printed, doubts=_shown([judge[0], *printed.doubts]))
+    return replace(printed, judge_error=judge["detail"].strip()[:CHECK_CHARS])
+
+
+def _read_apps(stdout: str, lines: Sequence[re.Match[str]], authorship: Authorship) -> Printed:
+    apps = {line["name"]: line["passed"] == "1" for line in lines}
+    if doubts := [*_forged_apps(lines, authorship), *_hidden_apps(stdout, authorship)]:
+        return Printed(doubts=_shown(doubts))
+    if len(apps) > _APPS_JUDGED:
+        return Printed()
+    return Printed(None, _named(apps, passed=True), _named(apps, passed=False), countable=True)
+
+
+def _forged_apps(lines: Sequence[re.Match[str]], authorship: Authorship) -> Iterator[str]:
+    for line in [*{line[0]: line for line in lines}.values()][:_APPS_JUDGED]:
+        name = line["name"].removeprefix("App ")
+        if authorship.explains_app(line[0], name, line["passed"]):
+            yield line[0]
+
+
+def _hidden_apps(stdout: str, authorship: Authorship) -> Iterator[str]:
+    """Results that are none for what stands before or behind them."""
+    lines = dict.fromkeys(line for line in stdout.split("\n") if "App " in line)
+    inside = [(line, span) for line in lines if not _APP.match(line) for span in _first_app(line)]
+    for line, (start, end) in inside:
+        too_many = len(inside) > _APPS_JUDGED
+        if too_many or authorship.explains_frame(line[:start], line[end:]):
+            yield line
+
+
+def _first_app(line: str) -> Iterator[tuple[int, int]]:
+    return islice(app_spans(line, _APP_START, _APP_VALUE), 1)
+
+
+def _read_lists(stdout: str, authorship: Authorship) -> Printed:
+    found = dict(_accumulators(stdout))
+    forged = [kind for kind in found if authorship.explains(_PHRASES[kind])]
+    if forged:
+        return Printed(doubts=_shown(f"{kind}_ACCUMULATOR: {found[kind]}" for kind in forged))
+    lists = {kind: _checks(body) for kind, body in found.items()}
+    checks = {kind: told for kind, (told, _) in lists.items()}
+    if parted := [kind for kind in checks if authorship.explains_parting(checks[kind])]:
+        return Printed(doubts=_shown(f"{kind}_ACCUMULATOR: {found[kind]}" for kind in parted))
+    countable = all(is_list for _, is_list in lists.values())
+    return Printed(None, checks.get("SUCCESS", ()), checks.get("ERROR", ()), countable)
+
+
+def _accumulators(stdout: str) -> Iterator[tuple[str, str]]:
+    """(kind, text) of each. In one pass: a pattern for the whole would search the rest anew for
+    each that is never closed."""
+    at = 0
+    unclosed: set[str] = set()
+    while len(unclosed) < 2 and (opened := _OPENED.search(stdout, at)) is not None:
+        at, kind = opened.end(), opened["kind"]
+        closing = f"\n<<< {kind}_ACCUMULATOR <<<"
+        end = -1 if kind in unclosed else stdout.find(closing, at)
+        if end < 0:
+            unclosed.add(kind)
+        else:
+            yield kind, stdout[at:end]
+            at = end + len(closing)
+
+
+def _checks(body: str) -> tuple[tuple[str, ...], bool]:
+    """The checks, and whether they were printed as a list; of other texts, a policy's line would be
+    a check by itself."""
+    try:
+        value = parse_literal(body.strip(), _LIST_LIMITS)
+        if isinstance(value, list | tuple):
+            return _bounded(cast("Sequence[object]", value)), True
+        return _bounded([value]), False
+    except ValueError:
+        # No literal, or one with an integer that Python does not write out.
+        return _bounded(body.splitlines()), False
+
+
+def _bounded(items: Sequence[object]) -> tuple[str, ...]:
+    return tuple(str(item)[:CHECK_CHARS] for item in items[:CHECKS_KEPT])
+
+
+def _named(apps: Mapping[str, bool], *, passed: bool) -> tuple[str, ...]:
+    names = [name[:CHECK_CHARS] for name, value in apps.items() if value is passed]
+    return tuple(names[:CHECKS_KEPT])
+
+
+def _shown(lines: Iterator[str] | Sequence[str]) -> tuple[str, ...]:
+    return tuple(line[:_DOUBT_CHARS] for line in lines)[:_DOUBTS_KEPT]

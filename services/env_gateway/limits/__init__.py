@@ -1,0 +1,1 @@
+"""How much an environment bears, who is next, and where calls wait."""

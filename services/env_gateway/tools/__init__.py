@@ -1,0 +1,1 @@
+"""Tool calls: which tools a policy is offered, and how a call is made and repeated."""

@@ -1,0 +1,92 @@
+"""What the gateway asks of a verifier's source before it runs: which function it is."""
+
+import asyncio
+import hashlib
+import json
+import sys
+from collections import OrderedDict
+from pathlib import Path
+
+import services
+from services.env_gateway.verify.source_shape import (
+    MAX_SOURCE_BYTES,
+    VerifierError,
+    VerifierFunction,
+    find_verifier,
+)
+
+_ROOT = str(Path(services.__path__[0]).parent)
+_BOOT = (
+    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "from services.env_gateway.verify.source_shape import main; main()"
+)
+_COMMAND = (sys.executable, "-I", "-S", "-B", "-X", "utf8", "-c", _BOOT, _ROOT)
+# Python's parser takes up to 3 ms for each KiB, and holds the whole process meanwhile.
+_HERE_BYTES = 2**12
+_KEPT = 4096
+_PROCESSES = 2
+_TIMEOUT_S = 20.0
+
+
+class Finder:
+    """Remembers by digest what it has found. A longer source is parsed in a process of its own:
+    the parser can be made to take long, and no thread would let the event loop go on."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[bytes, VerifierFunction | str] = OrderedDict()
+        self._places = asyncio.Semaphore(_PROCESSES)
+
+    async def find(self, source: str) -> VerifierFunction:
+        """Raises VerifierError."""
+        data = source.encode("utf-8", "replace")
+        if len(data) > MAX_SOURCE_BYTES:
+            raise VerifierError(f"the verifier has {len(data)} bytes, more than {MAX_SOURCE_BYTES}")
+        digest = hashlib.sha256(data).digest()
+        found = self._known.get(digest)
+        if found is None:
+            async with self._places:
+                found = self._known.get(digest) or await _looked_up(source, data)
+            self._remember(digest, found)
+        if isinstance(found, str):
+            raise VerifierError(found)
+        return found
+
+    def _remember(self, digest: bytes, found: VerifierFunction | str) -> None:
+        self._known[digest] = found
+        self._known.move_to_end(digest)
+        if len(self._known) > _KEPT:
+            self._known.popitem(last=False)
+
+
+async def _looked_up(source: str, data: bytes) -> VerifierFunction | str:
+    """The function, or why there is none."""
+    if len(data) > _HERE_BYTES:
+        return await _looked_up_aside(data)
+    try:
+        return find_verifier(source)
+    except VerifierError as error:
+        return str(error)
+
+
+async def _looked_up_aside(data: bytes) -> VerifierFunction | str:
+    process = await asyncio.create_subprocess_exec(
+        *_COMMAND,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        cwd="/",
+        env={},
+    )
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            output, _ = await process.communicate(data)
+    except TimeoutError:
+        return f"the verifier does not compile within {_TIMEOUT_S:g} s"
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        return "the verifier does not compile: it takes too much time or memory"
+    told = json.loads(output)
+    return told["error"] if "error" in told else VerifierFunction(**told)

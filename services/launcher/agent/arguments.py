@@ -1,0 +1,96 @@
+"""The watcher's command line."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.launcher.control.agent_reports import node_key
+from services.launcher.control.recover_from_folder import RUN_ID
+from services.launcher.state import LEARNER, SERVICES, Key
+
+# Where AWS and GCP alike tell a machine about itself.
+METADATA_URL = "http://169.254.169.254"
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """A parsed command line; `command` starts the service, without its secrets."""
+
+    config: Path
+    key: Key
+    # Which of the replica's machines this is.
+    node: int
+    run_id: str
+    run_dir: Path
+    registry: str
+    resume: bool
+    metadata_url: str
+    notice_file: Path | None
+    seal_key: Path | None
+    command: tuple[str, ...]
+
+    @property
+    def here(self) -> Key:
+        """What runs on this very machine."""
+        return node_key(self.key, self.node)
+
+    @property
+    def label(self) -> str:
+        """Its name in files and messages."""
+        return f"{self.here[0]}-{self.here[1]}"
+
+
+def parse_arguments(argv: Sequence[str]) -> Arguments:
+    """Exits with code 2 and a message on a wrong command line."""
+    parser = _parser()
+    known = parser.parse_args(argv)
+    command: list[str] = known.command
+    if not RUN_ID.fullmatch(known.run_id):
+        parser.error(f"--run-id {known.run_id!r}: use up to 128 of a-z 0-9 . _ -")
+    if known.node < 0 or (known.node > 0 and known.service != LEARNER):
+        parser.error(
+            f"--node {known.node}: only a learner has ranks on several machines, 0 is the first;"
+            f" set num_nodes = 1 in [launcher.sky.{known.service}], and take more replicas"
+        )
+    if not command:
+        parser.error("no command: end with `-- python -m services.SERVICE --config SPEC ...`")
+    return Arguments(
+        config=known.config,
+        key=(known.service, known.replica),
+        node=known.node,
+        run_id=known.run_id,
+        run_dir=known.run_dir.absolute(),
+        registry=known.registry,
+        resume=known.resume,
+        metadata_url=known.metadata_url,
+        notice_file=known.notice_file,
+        seal_key=known.seal_key,
+        command=tuple(command),
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m services.launcher.agent",
+        description=__doc__,
+        epilog="FLOTILLA_TOKEN and FLOTILLA_TLS are taken from the environment and handed to the"
+        " command in files. Exit codes: the command's own; 69 the launcher was silent for too"
+        " long, 75 the machine is taken away, 2 wrong configuration or nothing to resume from."
+        " SIGTERM drains, for a machine that goes in 25 s; a second one ends the command at once.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--config", type=Path, required=True, metavar="SPEC", help="run spec, outside of RUN_DIR")
+    add("--service", required=True, choices=SERVICES)
+    add("--replica", type=int, required=True, help="its number among its equals")
+    add("--run-id", required=True)
+    add("--run-dir", type=Path, required=True, help="where files of the run go on this machine")
+    add("--registry", required=True, metavar="HOST:PORT", help="the launcher's, of this run")
+    add("--resume", action="store_true", help="the run has begun: never begin it anew here")
+    add("--node", type=int, default=0, help="which of the learner's machines this is; 0 runs it")
+    add("--notice-file", type=Path, help="a file that appears when the machine is taken away")
+    add("--seal-key", type=Path, help="opens the secrets that the launcher has sealed")
+    add("--metadata-url", default=METADATA_URL, help="asked on machines that are spot")
+    add("command", nargs="*", metavar="COMMAND", help="after --: what starts the service")
+    return parser

@@ -1,0 +1,1 @@
+"""The launcher's gRPC services: RunService for people, RegistryService for replicas and agents."""

@@ -1,0 +1,97 @@
+"""The part of RegistryService that watchers on other machines call."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from grpc import StatusCode
+
+from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
+from services.common.rpc import duration
+from services.launcher import state
+from services.launcher.api import codec
+from services.launcher.control.agent_reports import is_beside, node_key
+from services.launcher.control.launcher import Launcher, refuse
+from services.launcher.control.supervisor import Supervisor
+from services.launcher.plan import log_path
+from services.launcher.ports import UnitPhase, UnitReport
+from services.launcher.store.log_spool import MAX_CHUNK_BYTES, GapError, Spool
+
+# Of logs that were pushed last; what is known of a log stands beside it.
+_MOST_SPOOLS = 1024
+_PHASES: Mapping["registry_pb.UnitPhase.ValueType", UnitPhase] = {
+    registry_pb.UNIT_PHASE_SETUP: UnitPhase.SETUP,
+    registry_pb.UNIT_PHASE_RUNNING: UnitPhase.RUNNING,
+    registry_pb.UNIT_PHASE_PREEMPTED: UnitPhase.PREEMPTED,
+    registry_pb.UNIT_PHASE_EXITED: UnitPhase.EXITED,
+}
+
+
+def report(
+    supervisor: Supervisor, request: registry_pb.ReportUnitRequest
+) -> registry_pb.ReportUnitResponse:
+    """Take a watcher's report; the answer renews its lease. Raises ReplacedError."""
+    key = (request.service, request.replica)
+    # What a newer watcher may say beyond these, it says of a machine that runs.
+    phase = _PHASES.get(request.phase, UnitPhase.RUNNING)
+    how = state.Exit(request.exit_code, request.tail) if phase is UnitPhase.EXITED else None
+    command = supervisor.report(
+        key,
+        request.incarnation,
+        UnitReport(phase, how, request.hostname, request.restarts),
+        request.node,
+    )
+    return registry_pb.ReportUnitResponse(
+        command=codec.COMMANDS[command],
+        lease=duration(supervisor.config.sky.unit_lease_s),
+        begun=supervisor.has_trained(),
+    )
+
+
+class Spools:
+    """The logs that are pushed to this launcher."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+        self._open: dict[Path, Spool] = {}
+
+    def push(self, request: registry_pb.PushLogsRequest) -> registry_pb.PushLogsResponse:
+        """Append a piece; what it has twice is skipped. A run's last words come after its end."""
+        if len(request.chunk) > MAX_CHUNK_BYTES:
+            message = f"{len(request.chunk)} bytes: push at most {MAX_CHUNK_BYTES} at a time"
+            raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_LOG", message)
+        if request.position < 0:
+            message = f"position {request.position}: 0 is where an incarnation begins"
+            raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_LOG", message)
+        spool = self._spool(request)
+        try:
+            position = spool.append(request.incarnation, request.position, request.chunk)
+        except GapError as error:
+            facts = {"position": str(error.position)}
+            raise refuse(StatusCode.FAILED_PRECONDITION, "LOG_GAP", str(error), facts) from error
+        return registry_pb.PushLogsResponse(position=position)
+
+    def _spool(self, request: registry_pb.PushLogsRequest) -> Spool:
+        run_dir, service = self._launcher.folder / request.run_id, request.service
+        path = log_path(run_dir, node_key((service, request.replica), request.node))
+        if request.beside:
+            path = path.with_name(f"{_beside(request)}.log")
+        spool = self._open.get(path)
+        if spool is None:
+            stored = self._launcher.get(request.run_id)
+            if service not in stored.run.wanted:
+                message = f"run {request.run_id} has no service {service!r}"
+                raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_LOG", message)
+            if len(self._open) >= _MOST_SPOOLS:
+                del self._open[next(iter(self._open))]
+            spool = self._open[path] = Spool(path)
+        return spool
+
+
+def _beside(request: registry_pb.PushLogsRequest) -> str:
+    """The name of a file: no way out of the folder, and no replica's or machine's own log."""
+    key, name = (request.service, request.replica), request.beside
+    if not is_beside(key, request.node, name):
+        prefix = f"{key[0]}-node-{request.node}" if request.node else key[0]
+        message = f"beside {name!r}: say {prefix}-NAME, with a name of a-z, 0-9 and -"
+        raise refuse(StatusCode.INVALID_ARGUMENT, "BAD_LOG", message)
+    return name

@@ -1,0 +1,204 @@
+"""Between the launcher's own words and the wire."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from flotilla.launcher.v1 import alarm_pb2 as alarm_pb
+from flotilla.launcher.v1 import registry_service_pb2 as registry_pb
+from flotilla.launcher.v1 import run_service_pb2 as run_pb
+from services.common.text import one_line
+from services.launcher.control import budget
+from services.launcher.control.ledger_writer import replica_body
+from services.launcher.ports import Launch, Offer
+from services.launcher.progress import Alarm, Progress
+from services.launcher.state import Cleanup, Cost, Outcome, RunMode, RunState
+from services.launcher.store.ledger import Event, StoredRun
+from services.launcher.store.roster import Command, Member
+
+STATES: Mapping[RunState, "run_pb.RunState.ValueType"] = {
+    RunState.PREFLIGHT: run_pb.RUN_STATE_PREFLIGHT,
+    RunState.PROVISIONING: run_pb.RUN_STATE_PROVISIONING,
+    RunState.STARTING: run_pb.RUN_STATE_STARTING,
+    RunState.RUNNING: run_pb.RUN_STATE_RUNNING,
+    RunState.DRAINING: run_pb.RUN_STATE_DRAINING,
+    RunState.TEARDOWN: run_pb.RUN_STATE_TEARDOWN,
+    RunState.COMPLETED: run_pb.RUN_STATE_COMPLETED,
+    RunState.FAILED: run_pb.RUN_STATE_FAILED,
+    RunState.STOPPED: run_pb.RUN_STATE_STOPPED,
+}
+OUTCOMES: Mapping[Outcome, "run_pb.Outcome.ValueType"] = {
+    Outcome.NONE: run_pb.OUTCOME_UNSPECIFIED,
+    Outcome.COMPLETED: run_pb.OUTCOME_COMPLETED,
+    Outcome.FAILED: run_pb.OUTCOME_FAILED,
+    Outcome.STOPPED: run_pb.OUTCOME_STOPPED,
+    Outcome.BUDGET: run_pb.OUTCOME_BUDGET,
+    Outcome.DEADLINE: run_pb.OUTCOME_DEADLINE,
+    Outcome.CAPACITY: run_pb.OUTCOME_CAPACITY,
+    Outcome.REFUSED: run_pb.OUTCOME_REFUSED,
+}
+CLEANUPS: Mapping[Cleanup, "run_pb.Cleanup.ValueType"] = {
+    Cleanup.PENDING: run_pb.CLEANUP_PENDING,
+    Cleanup.VERIFYING: run_pb.CLEANUP_VERIFYING,
+    Cleanup.VERIFIED: run_pb.CLEANUP_VERIFIED,
+    Cleanup.LEAK_SUSPECTED: run_pb.CLEANUP_LEAK_SUSPECTED,
+}
+MODES: Mapping[RunMode, "run_pb.RunMode.ValueType"] = {
+    RunMode.TRAIN: run_pb.RUN_MODE_TRAIN,
+    RunMode.EVAL_ONLY: run_pb.RUN_MODE_EVAL_ONLY,
+}
+COMMANDS: Mapping[Command, "registry_pb.Command.ValueType"] = {
+    Command.NONE: registry_pb.COMMAND_NONE,
+    Command.DRAIN: registry_pb.COMMAND_DRAIN,
+    Command.STOP: registry_pb.COMMAND_STOP,
+}
+
+SEVERITIES: Mapping[str, "alarm_pb.AlarmSeverity.ValueType"] = {
+    "notice": alarm_pb.ALARM_SEVERITY_NOTICE,
+    "warning": alarm_pb.ALARM_SEVERITY_WARNING,
+    "error": alarm_pb.ALARM_SEVERITY_ERROR,
+}
+_NAME_CHARACTERS, _TEXT_CHARACTERS = 200, 1_000
+# The metrics of a run in a list of many.
+_HEADLINES = ("eval/all/pass_at_1", "reward/avg_pass_at_1")
+
+
+def mode(wire: "run_pb.RunMode.ValueType") -> RunMode:
+    """Unspecified, and what a newer client may know, means training."""
+    known = {value: key for key, value in MODES.items()}
+    return known.get(wire, RunMode.TRAIN)
+
+
+def timestamp(seconds: float | None) -> Timestamp | None:
+    if seconds is None:
+        return None
+    stamp = Timestamp()
+    stamp.FromNanoseconds(int(seconds * 1e9))
+    return stamp
+
+
+def replica(body: Mapping[str, Any]) -> run_pb.ServiceReplica:
+    return run_pb.ServiceReplica(**body)
+
+
+def run(stored: StoredRun, folder: Path, *, brief: bool = False) -> run_pb.Run:
+    """A run as it is now; `brief` leaves out its spec and metrics."""
+    found = stored.run
+    bodies = [replica_body(found.replicas[key]) for key in sorted(found.replicas)]
+    return run_pb.Run(
+        run_id=found.run_id,
+        name=found.name,
+        state=STATES[found.state],
+        mode=MODES[found.mode],
+        spec_json="" if brief else stored.spec_json,
+        replicas=[replica(body) for body in bodies],
+        create_time=timestamp(stored.created),
+        end_time=timestamp(stored.ended),
+        error=found.error,
+        metrics={n: v for n, v in stored.metrics.items() if n in _HEADLINES or not brief},
+        directory=str(folder / found.run_id),
+        outcome=OUTCOMES[found.outcome if found.state.ended else Outcome.NONE],
+        cleanup=CLEANUPS[found.cleanup],
+        cleanup_detail=found.cleanup_detail,
+        cost=_cost(found.cost, stored.spec_json, stored.prices, found.wanted),
+        backend=found.backend,
+        unreachable=found.unreachable,
+        alarms=[alarm(each) for each in stored.alarms],
+        step=stored.step,
+        total_steps=stored.total_steps,
+    )
+
+
+def _cost(
+    found: Cost, spec_json: str, prices: Mapping[str, float], wanted: Mapping[str, int]
+) -> run_pb.Cost:
+    limits = json.loads(spec_json).get("launcher", {})
+    return run_pb.Cost(
+        accrued=found.accrued,
+        per_hour=found.per_hour,
+        max_cost=limits.get("max_cost", 0.0),
+        max_hours=limits.get("max_hours", 0.0),
+        accrued_by_service=found.by_service,
+        estimated_by_service=budget.by_service(prices, wanted, limits.get("max_hours")),
+    )
+
+
+def event(found: Event, stored: StoredRun) -> run_pb.WatchRunResponse:
+    response = run_pb.WatchRunResponse(event=found.number, time=timestamp(found.time))
+    match found.kind:
+        case "state":
+            response.state = STATES[RunState(found.body["state"])]
+        case "replica":
+            response.replica.CopyFrom(replica(found.body))
+        case "cost":
+            response.cost.CopyFrom(
+                _cost(Cost(**found.body), stored.spec_json, stored.prices, stored.run.wanted)
+            )
+        case "progress":
+            response.progress.CopyFrom(run_pb.Progress(**found.body))
+        case "alarm":
+            body = dict(found.body)
+            getattr(response, body.pop("change")).CopyFrom(alarm(Alarm(**body)))
+        case _:
+            response.message = found.body["text"]
+    return response
+
+
+def planned(launch: Launch, replicas: int, offer: Offer) -> run_pb.PlannedService:
+    return run_pb.PlannedService(
+        service=launch.key[0],
+        replicas=replicas,
+        command=launch.command,
+        resources=offer.resources,
+        task_yaml=offer.task_yaml,
+        dollars_per_hour=offer.dollars_per_hour,
+    )
+
+
+def member(request: registry_pb.RegisterRequest, now: float) -> Member:
+    return Member(
+        service=request.service,
+        replica=request.replica,
+        incarnation=request.incarnation,
+        address=request.address,
+        last_beat=now,
+        metrics_address=request.metrics_address,
+    )
+
+
+def progress(request: registry_pb.HeartbeatRequest) -> Progress:
+    return Progress(
+        phase=request.phase,
+        step=request.step,
+        total_steps=request.total_steps,
+        metrics=dict(request.metrics),
+        alarms=tuple(_told(each) for each in request.alarms),
+    )
+
+
+def _told(wire: alarm_pb.Alarm) -> Alarm:
+    """Whoever tells it, it is fit to be shown."""
+    known = {value: key for key, value in SEVERITIES.items()}
+    rule, scope = (one_line(text, _NAME_CHARACTERS) for text in (wire.rule, wire.scope))
+    cause, fix = (one_line(text, _TEXT_CHARACTERS) for text in (wire.cause, wire.fix))
+    return Alarm(rule, scope, known.get(wire.severity, "warning"), wire.step, cause, fix)
+
+
+def alarm(found: Alarm) -> alarm_pb.Alarm:
+    return alarm_pb.Alarm(
+        rule=found.rule,
+        scope=found.scope,
+        severity=SEVERITIES[found.severity],
+        step=found.step,
+        cause=found.cause,
+        fix=found.fix,
+    )
+
+
+def peer(found: Member) -> registry_pb.Peer:
+    return registry_pb.Peer(
+        replica=found.replica, address=found.address, incarnation=found.incarnation
+    )

@@ -1,0 +1,119 @@
+"""A registry server for each run: on a port of its own, opened by the run's own token alone."""
+
+import socket
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from services.common import log, rpc
+from services.common.errors import ConfigError
+from services.launcher.config.launcher import LauncherConfig
+from services.launcher.security import certificates
+from services.launcher.security.certificates import RunIdentity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import grpc.aio
+
+TOKEN_VARIABLE, TLS_VARIABLE = "FLOTILLA_TOKEN", "FLOTILLA_TLS"
+_GRACE_S = 1.0
+_log = log.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRegistry:
+    """Where a run's replicas register, and what lets them in. `encrypted`: not on this machine
+    alone, so that they need certificates."""
+
+    address: str
+    member: RunIdentity
+    encrypted: bool
+
+    def secrets(self, service: str) -> dict[str, str]:
+        token = {TOKEN_VARIABLE: self.member.token}
+        if not self.encrypted:
+            return token
+        return {**token, TLS_VARIABLE: self.member.tls(service).to_text()}
+
+
+class RunRegistries:
+    """`add` puts the registry of a run on its server."""
+
+    def __init__(self, runs: Path, add: "Callable[[str, grpc.aio.Server], None]") -> None:
+        self._runs = runs
+        self._add = add
+        self._open: dict[str, AsyncExitStack] = {}
+
+    async def open(self, run_id: str, config: LauncherConfig, remembered: str) -> RunRegistry:
+        known = certificates.load_run(self._runs, run_id)
+        member = known or certificates.mint_run(run_id)
+        if known is None:
+            certificates.store_run(self._runs, member)
+        for secret in (member.token, *(tls.to_text() for tls in member.members.values())):
+            log.add_secret(secret)
+        encrypted = config.backend != "local"
+        stack = AsyncExitStack()
+        address = await self._serve(stack, run_id, config, member, _port(remembered))
+        self._open[run_id] = stack
+        return RunRegistry(address, member, encrypted)
+
+    async def close(self, run_id: str, *, forget: bool) -> None:
+        stack = self._open.pop(run_id, None)
+        if stack is not None:
+            await stack.aclose()
+        if forget:
+            certificates.remove_run(self._runs, run_id)
+
+    async def _serve(
+        self,
+        stack: AsyncExitStack,
+        run_id: str,
+        config: LauncherConfig,
+        member: RunIdentity,
+        port: int,
+    ) -> str:
+        """Serve, on another port if somebody has taken the remembered one meanwhile: replicas that
+        do not find their launcher there drain and are started again."""
+        local = config.backend == "local"
+        host = "127.0.0.1" if local else "0.0.0.0"
+        for wanted in dict.fromkeys((port or config.sky.registry_port, 0)):
+            server = rpc.server(token=member.token)
+            self._add(run_id, server)
+            serving = rpc.serving(
+                server,
+                f"{host}:{wanted}",
+                tls=None if local else member.tls(certificates.LAUNCHER),
+                advertise=None if local else config.sky.advertise or _own_host(),
+                grace_s=_GRACE_S,
+            )
+            try:
+                at = await stack.enter_async_context(serving)
+            except ConfigError:
+                if not wanted:
+                    raise
+                _log.warning("the run's registry moves", run_id=run_id, taken=wanted)
+            else:
+                at.set_serving(True)
+                return at.address
+        raise AssertionError("port 0 is always free")
+
+
+def _own_host() -> str:
+    """The address of this machine that packets to others carry; none is sent. Raises ConfigError
+    where there is no way to others."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError as error:
+            raise ConfigError(
+                "cannot tell by which address machines reach this launcher: set"
+                " launcher.sky.advertise"
+            ) from error
+        return str(probe.getsockname()[0])
+
+
+def _port(address: str) -> int:
+    _, _, port = address.rpartition(":")
+    return int(port) if port.isdecimal() else 0

@@ -1,0 +1,277 @@
+"""Backend of this machine: every replica is a subprocess in a session of its own.
+
+Replicas carry a mark in their environment, and all they start is in their session or carries it
+too. So everything of a replica can be found and ended, whatever became of its leader.
+"""
+
+import asyncio
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from services.common.child_environment import child_environment
+from services.common.shared_memory import remove_folders, shared_name
+from services.launcher.backends.local.gpu_slots import GpuSlots, gpus_of, visible_gpus
+from services.launcher.ports import BackendError, Evidence, Launch, Offer, Stray
+from services.launcher.security.token_pipe import handed_over
+from services.launcher.state import Exit, Unit
+from services.launcher.store.logs import last_lines
+
+# RUNS_FOLDER:RUN_ID/SERVICE-REPLICA#START
+MARK = "FLOTILLA_UNIT"
+_POLL_S = 0.1
+# Only a process in an uninterruptible system call takes longer to die.
+_KILL_WAIT_S = 5.0
+_NEWEST = Unit("", started=float("inf"))
+
+
+class LocalBackend:
+    """Starts replicas as subprocesses; `runs` is the folder whose replicas are ours."""
+
+    def __init__(self, runs: Path) -> None:
+        self._runs = runs.resolve()
+        self._owner = str(self._runs)
+        self._processes: dict[Unit, tuple[asyncio.subprocess.Process, Path]] = {}
+        # Started by an earlier launcher: not our children.
+        self._attached: dict[Unit, Path] = {}
+        self._gpus = GpuSlots(visible_gpus())
+
+    async def offer(self, launch: Launch) -> Offer:
+        total = self._gpus.total
+        if launch.gpus > total:
+            raise BackendError(
+                f"{launch.key[0]} asks for {launch.gpus} GPUs per replica, this machine has {total}"
+            )
+        text = f"{launch.gpus} of {total} GPUs" if launch.gpus else f"{os.cpu_count()} shared CPUs"
+        return Offer(f"this machine, {text}")
+
+    async def start(self, launch: Launch) -> Unit:
+        # New for each start: ending what is left of one start must not hit the next.
+        name = f"{launch.name}#{secrets.token_hex(4)}"
+        own = {MARK: f"{self._owner}:{name}", **self._gpus.take(name, launch.gpus)}
+        launch.log.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with launch.log.open("ab") as log, handed_over(launch.secrets) as handed:
+                process = await asyncio.create_subprocess_exec(
+                    *(*launch.command, *handed.arguments),
+                    pass_fds=handed.descriptors,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=asyncio.subprocess.STDOUT,
+                    env={**child_environment(*launch.inherits, ours=True), **own},
+                    start_new_session=True,
+                )
+        except OSError as error:
+            self._gpus.release(name)
+            raise BackendError(f"cannot start {launch.name}: {error}") from error
+        except asyncio.CancelledError:
+            self._gpus.release(name)
+            raise
+        unit = Unit(name, process.pid, _start_time(process.pid))
+        self._processes[unit] = (process, launch.log)
+        return unit
+
+    async def attach(self, launch: Launch, unit: Unit) -> bool:
+        if not _alive(unit):
+            return False
+        if unit not in self._processes:
+            self._attached[unit] = launch.log
+            self._gpus.retake(unit.name, gpus_of(unit.pid) if launch.gpus else [])
+        return True
+
+    async def find(self, launch: Launch) -> Unit | None:
+        marked = await asyncio.to_thread(self._marked)
+        found = (unit for name, unit in marked.items() if name.startswith(f"{launch.name}#"))
+        return next(filter(_alive, found), None)
+
+    async def undo(self, launch: Launch) -> None:
+        unit = await self.find(launch)
+        if unit is not None and await self.attach(launch, unit):
+            await self.kill(unit)
+            await self.wait(unit)
+
+    async def price(self, launch: Launch) -> float | None:
+        return None
+
+    async def wait(self, unit: Unit) -> Exit:
+        if unit in self._attached:
+            return await self._wait_attached(unit)
+        process, log = self._processes[unit]
+        code = await process.wait()
+        await self._sweep(unit)
+        self._gpus.release(unit.name)
+        del self._processes[unit]
+        return Exit(code, await asyncio.to_thread(last_lines, log))
+
+    async def _wait_attached(self, unit: Unit) -> Exit:
+        while True:
+            if not _alive(unit):
+                break
+            await asyncio.sleep(_POLL_S)
+        await self._sweep(unit)
+        self._gpus.release(unit.name)
+        log = self._attached.pop(unit)
+        return Exit(None, await asyncio.to_thread(last_lines, log))
+
+    async def drain(self, unit: Unit) -> None:
+        """SIGTERM to the leader alone: it knows in which order its children must end."""
+        if _alive(unit):
+            with suppress(ProcessLookupError):
+                os.kill(unit.pid, signal.SIGTERM)
+
+    async def kill(self, unit: Unit) -> None:
+        if _alive(unit):
+            with suppress(ProcessLookupError):
+                os.killpg(unit.pid, signal.SIGKILL)
+        await self._sweep(unit)
+
+    async def orphans(self, known: Collection[Unit]) -> list[Unit]:
+        marked = await asyncio.to_thread(self._marked)
+        left = await asyncio.to_thread(self._left, known)
+        return list({**marked, **left}.values())
+
+    async def end(self, unit: Unit, grace_s: float) -> None:
+        await self.drain(unit)
+        # It is not our child, so its end cannot be awaited otherwise.
+        await asyncio.to_thread(_wait_gone, unit, grace_s)
+        await self.kill(unit)
+
+    async def clean(self, run_id: str) -> Evidence:
+        await self._end_marked(lambda name: name.startswith(f"{run_id}/"))
+        left = await asyncio.to_thread(self._left_of, run_id)
+        if left:
+            return Evidence(False, f"still on this machine: {', '.join(left)}")
+        return Evidence(True, "no process and no shared memory is left on this machine")
+
+    async def strays(self, active: Collection[str]) -> list[Stray]:
+        marked = await asyncio.to_thread(self._marked)
+        return [
+            Stray(name, _run_of(name), f"process {unit.pid}")
+            for name, unit in marked.items()
+            if _run_of(name) not in active
+        ]
+
+    async def reap(self, active: Collection[str]) -> list[str]:
+        return await self._end_marked(lambda name: _run_of(name) not in active)
+
+    async def _end_marked(self, chosen: Callable[[str], bool]) -> list[str]:
+        marked = await asyncio.to_thread(self._marked)
+        units = [unit for name, unit in marked.items() if chosen(name)]
+        await asyncio.gather(*(self.kill(unit) for unit in units))
+        return [unit.name for unit in units]
+
+    def _left_of(self, run_id: str) -> list[str]:
+        """Names of what is left of a run once its shared memory was removed."""
+        memory = remove_folders(shared_name(run_id, self._runs / run_id))
+        names = (name for name in self._marked() if name.startswith(f"{run_id}/"))
+        return sorted([*names, *map(str, memory)])
+
+    async def _sweep(self, unit: Unit) -> None:
+        """SIGKILL whatever a replica started and did not end, and wait until it is gone."""
+        await asyncio.to_thread(_kill_members, unit, f"{self._owner}:{unit.name}")
+
+    def _left(self, known: Collection[Unit]) -> dict[str, Unit]:
+        """Those of which anything runs. A process that names itself, as an engine's does, may have
+        written over its mark; it is still in the session of a leader that is gone."""
+        return {
+            unit.name: unit
+            for unit in known
+            if any(map(_runs, _members(unit, f"{self._owner}:{unit.name}")))
+        }
+
+    def _marked(self) -> dict[str, Unit]:
+        """The replicas of this runs folder that are running, by name: of each its oldest process,
+        for children may lead sessions of their own, as a learner's ranks do."""
+        found: dict[str, Unit] = {}
+        for process in psutil.process_iter():
+            mark = _mark(process)
+            if not mark.startswith(f"{self._owner}:"):
+                continue
+            name = mark.removeprefix(f"{self._owner}:")
+            with suppress(psutil.NoSuchProcess, ProcessLookupError):
+                unit = Unit(name, process.pid, process.create_time())
+                ended = process.status() == psutil.STATUS_ZOMBIE
+                if not ended and unit.started < found.get(name, _NEWEST).started:
+                    found[name] = unit
+        return found
+
+
+def _run_of(name: str) -> str:
+    """The run of a replica, by the replica's name."""
+    return name.partition("/")[0]
+
+
+def _wait_gone(unit: Unit, limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while _alive(unit) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+
+
+def _start_time(pid: int) -> float:
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.NoSuchProcess:
+        return 0.0
+
+
+def _alive(unit: Unit) -> bool:
+    """Whether that very process runs: a pid alone may be somebody else's by now."""
+    try:
+        process = psutil.Process(unit.pid)
+        same = abs(process.create_time() - unit.started) < 1.0
+        return same and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _kill_members(unit: Unit, mark: str) -> None:
+    members = _members(unit, mark)
+    for process in members:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    deadline = time.monotonic() + _KILL_WAIT_S
+    # Not psutil's own wait: it would take the exit code of our children from asyncio.
+    while any(map(_runs, members)) and time.monotonic() < deadline:
+        time.sleep(_POLL_S / 10)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _members(unit: Unit, mark: str) -> list[psutil.Process]:
+    """All processes in a replica's session or with its mark."""
+    # A stranger that got the leader's pid may lead a session of the same number.
+    ours = _alive(unit) or not psutil.pid_exists(unit.pid)
+    return [
+        process
+        for process in psutil.process_iter()
+        if (ours and _session(process.pid) == unit.pid) or _mark(process) == mark
+    ]
+
+
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return -1
+
+
+def _mark(process: psutil.Process) -> str:
+    """Empty unless it is this user's: root reads every environment, and anybody may write a mark
+    into their own. A program with its owner's rights has the environment of who called it."""
+    try:
+        ours = set(process.uids()) == {os.geteuid()}
+        return process.environ().get(MARK, "") if ours else ""
+    except (psutil.Error, OSError):
+        # Somebody else's process, or one that has just ended: not ours to judge.
+        return ""

@@ -1,0 +1,154 @@
+"""Looks at clouds themselves for machines of ours that SkyPilot has forgotten."""
+
+import asyncio
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from services.common.errors import ConfigError
+from services.common.parsing import Limits
+from services.launcher.adapters.http_answers import ask, object_of
+from services.launcher.backends.sky import cloud_audit_rules, status
+from services.launcher.backends.sky.cloud_audit_rules import Machine, Provider
+from services.launcher.backends.sky.ports import Client
+from services.launcher.plan import SPEC_FILE, BadSpecError, read_spec
+from services.launcher.ports import BackendUnreachable, Stray
+
+_LAMBDA_URL = "https://cloud.lambdalabs.com/api/v1"
+# Another address of that cloud, as an emulator of it has.
+_LAMBDA_URL_VARIABLE = "FLOTILLA_LAMBDA_URL"
+_LAMBDA_KEYS = Path(".lambda_cloud/lambda_keys")
+_REQUEST_S = 20.0
+# Some 2 KiB a machine.
+_MACHINES = Limits(bytes=2**24, values=2**18)
+# A machine that ends is listed for a while, and costs nothing then.
+_ENDING = ("terminating", "terminated", "preempted")
+
+
+class LambdaCloud:
+    """Lambda's own list, with the key that SkyPilot uses. Implements `Provider`."""
+
+    cloud = "lambda"
+
+    def __init__(self) -> None:
+        self._keys = Path.home() / _LAMBDA_KEYS
+        self._url = os.environ.get(_LAMBDA_URL_VARIABLE, _LAMBDA_URL)
+
+    def available(self) -> bool:
+        return self._keys.is_file()
+
+    async def machines(self) -> list[Machine]:
+        listed = await self._ask("GET", "/instances")
+        billed = [each for each in listed if each["status"] not in _ENDING]
+        return [Machine(each["id"], each.get("name") or "") for each in billed]
+
+    async def end(self, machines: Iterable[Machine]) -> None:
+        wish = {"instance_ids": [machine.identity for machine in machines]}
+        await self._ask("POST", "/instance-operations/terminate", wish)
+
+    async def _ask(self, method: str, path: str, wish: object = None) -> list[dict[str, str]]:
+        lines = [line.partition("=") for line in self._keys.read_text().splitlines()]
+        keys = {name.strip(): value.strip() for name, _, value in lines}
+        try:
+            async with httpx.AsyncClient(timeout=_REQUEST_S) as http:
+                headers = {"Authorization": f"Bearer {keys.get('api_key', '')}"}
+                answer = await ask(
+                    http, method, self._url + path, json=wish, headers=headers, limits=_MACHINES
+                )
+                answer.raise_for_status()
+                return _listed(await object_of(answer, _MACHINES))
+        # What is no list is no answer.
+        except (httpx.HTTPError, ValueError, KeyError) as error:
+            raise BackendUnreachable(f"{self.cloud} itself cannot be asked: {error}") from error
+
+
+def _listed(answer: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Raises ValueError."""
+    match answer.get("data"):
+        case [*machines] if all(map(_is_machine, machines)):
+            return machines
+        case dict():
+            # What the end of machines is answered with.
+            return []
+        case _:
+            raise ValueError("an answer without a list of machines")
+
+
+def _is_machine(value: object) -> bool:
+    match value:
+        case {"id": str(), "status": str()}:
+            return True
+        case _:
+            return False
+
+
+class Auditor:
+    """Knows a launcher's machines by their names; `runs` says where they may be."""
+
+    def __init__(
+        self, runs: Path, owner: str, client: Client, providers: Sequence[Provider]
+    ) -> None:
+        self._runs = runs
+        self._owner = owner
+        self._client = client
+        self._providers = providers
+
+    async def strays(self, active: Collection[str]) -> list[Stray]:
+        """Of no active run, and unknown to SkyPilot. Raises BackendUnreachable."""
+        return [
+            Stray(f"machine {machine.identity} {machine.name}", "", f"at {provider.cloud}")
+            for provider, machines in await self._forgotten(self._stray(active), "*")
+            for machine in machines
+        ]
+
+    async def reap(self, active: Collection[str]) -> list[str]:
+        """End them; says which. Raises BackendUnreachable."""
+        return await self._end(self._stray(active), "*")
+
+    async def clean(self, run_id: str) -> list[str]:
+        """End those of one run; says which. Raises BackendUnreachable."""
+        return await self._end(lambda name: status.of_run(name, self._owner, run_id), run_id)
+
+    def _stray(self, active: Collection[str]) -> Callable[[str], bool]:
+        return lambda name: status.unowned(name, self._owner, active)
+
+    async def _end(self, ours: Callable[[str], bool], runs: str) -> list[str]:
+        ended: list[str] = []
+        for provider, machines in await self._forgotten(ours, runs):
+            await provider.end(machines)
+            where = f"ended at {provider.cloud}, for SkyPilot had forgotten it"
+            ended += [f"machine {each.identity} {each.name}: {where}" for each in machines]
+        return ended
+
+    async def _forgotten(
+        self, ours: Callable[[str], bool], runs: str
+    ) -> list[tuple[Provider, list[Machine]]]:
+        """Machines with such names, where runs whose folders match may have some."""
+        clouds = await asyncio.to_thread(self._clouds, runs)
+        found: list[tuple[Provider, list[Machine]]] = []
+        for provider in self._providers:
+            if not clouds & {"", provider.cloud} or not provider.available():
+                continue
+            # In this order: what is begun in between is known, and of an active run.
+            machines = await provider.machines()
+            known = {cluster.name for cluster in await self._client.clusters()}
+            left = cloud_audit_rules.forgotten(machines, ours, known)
+            if left:
+                found.append((provider, left))
+        return found
+
+    def _clouds(self, runs: str) -> set[str]:
+        found: set[str] = set()
+        for file in self._runs.glob(f"{runs}/{SPEC_FILE}"):
+            try:
+                config = read_spec(file.read_text(encoding="utf-8")).config
+            except (BadSpecError, ConfigError, OSError):
+                # Of another version, or just being removed: it may have been anywhere.
+                found.add("")
+                continue
+            if config.backend == "sky":
+                found |= cloud_audit_rules.clouds_of(config.sky)
+        return found

@@ -1,0 +1,170 @@
+"""What runs on a machine: the watcher, for as long as there is work, and never longer.
+
+Shell, because SkyPilot runs shell. Secrets are in the environment and on no command line.
+"""
+
+import shlex
+from dataclasses import dataclass
+
+from services.common.interpreter import python
+from services.launcher.security.sealed_secrets import KEY_FILE
+from services.launcher.state import LEARNER, ROLLOUT, Key
+
+# In the folder of the code, which SkyPilot makes the working directory.
+SPEC_FILE = "spec.json"
+RUNS_FOLDER = "runs"
+_KILL_AFTER_S = 60
+_ADDRESS = "ADDRESS"
+_OUTSIDE = "OUTSIDE"
+_WEIGHTS = "WEIGHTS"
+_RANK = "SKYPILOT_NODE_RANK"
+# The commit of Flotilla that a machine was given goes before what is installed there. Of somebody
+# else's project nothing does: its `services` are not ours.
+OWN_CODE = '[ ! -d gen/flotilla ] || export PYTHONPATH="$PWD:$PWD/gen${PYTHONPATH:+:$PYTHONPATH}"'
+# Names itself to others: what it is reached by is only known once it runs.
+_WHO_AM_I = "https://checkip.amazonaws.com"
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """One replica as its watcher is told about it. `port` is reached from outside if `public`."""
+
+    run_id: str
+    key: Key
+    module: str
+    python: str
+    registry: str
+    port: int
+    public: bool
+    hard_limit_s: int
+    evaluate: bool = False
+    # Machines of the replica.
+    nodes: int = 1
+    # Whether it serves Prometheus, on the machine itself.
+    metrics: bool = False
+
+
+def run_script(watched: Watched) -> str:
+    """The `run` of a task, on each of its machines. It ends when the work ends."""
+    lines = [OWN_CODE, *_who_am_i(watched)]
+    command = _first(watched)
+    if watched.nodes > 1:
+        command = f'if [ "${_RANK}" = 0 ]; then\n{command}\nelse\n{_further(watched)}\nfi'
+    return "\n".join([*lines, command]) + "\n"
+
+
+def _first(watched: Watched) -> str:
+    """The replica itself."""
+    run_dir = f"{RUNS_FOLDER}/{watched.run_id}"
+    service = shlex.join(_service(watched, run_dir))
+    return _joined([_watcher(watched, run_dir), f"-- {service}", *_addresses(watched)])
+
+
+def _joined(parts: list[str]) -> str:
+    return " \\\n  ".join(parts)
+
+
+def _further(watched: Watched) -> str:
+    """What runs on the machines of a learner but the first, whose port they are told."""
+    # On Slurm machines may share a file system, and the folder of the run is the first one's.
+    run_dir = f"{RUNS_FOLDER}/{watched.run_id}.nodes"
+    ranks = (
+        *python("-m", f"{watched.module}.ranks", executable=watched.python),
+        *("--config", SPEC_FILE),
+        *("--run-id", watched.run_id),
+        *("--run-dir", run_dir),
+        *_ranks(watched),
+    )
+    return _joined(
+        [
+            f'{_watcher(watched, run_dir)} --node="${_RANK}"',
+            f"-- {shlex.join(ranks)}",
+            f'--replica="${_RANK}"',
+            f'--peer="learner=${_ADDRESS}:{watched.port}"',
+        ]
+    )
+
+
+def _ranks(watched: Watched) -> tuple[str, ...]:
+    return (f"--learner.rank.nodes={watched.nodes}",) if watched.nodes > 1 else ()
+
+
+def _watcher(watched: Watched, run_dir: str) -> str:
+    service, index = watched.key
+    words = (
+        *("timeout", f"--kill-after={_KILL_AFTER_S}", str(watched.hard_limit_s)),
+        *python("-m", "services.launcher.agent", executable=watched.python),
+        *("--config", SPEC_FILE),
+        *("--service", service),
+        *("--replica", str(index)),
+        *("--run-id", watched.run_id),
+        *("--run-dir", run_dir),
+        *("--registry", watched.registry),
+        *("--seal-key", KEY_FILE),
+    )
+    return shlex.join(words)
+
+
+def _service(watched: Watched, run_dir: str) -> tuple[str, ...]:
+    service, index = watched.key
+    command = (
+        *python("-m", watched.module, executable=watched.python),
+        *("--config", SPEC_FILE),
+        *("--run-id", watched.run_id),
+        *("--run-dir", run_dir),
+        *("--replica", str(index)),
+        *("--registry", watched.registry),
+        *(("--metrics-listen", "127.0.0.1:0") if watched.metrics else ()),
+        *_ranks(watched),
+    )
+    if service == LEARNER and watched.evaluate:
+        return (*command, "--learner.mode=eval")
+    return command
+
+
+def weights_port(port: int) -> int:
+    """Where a learner that listens on `port` serves weights, which is a process of its own."""
+    return port + 1
+
+
+def _serves_outside(watched: Watched) -> bool:
+    """A rollout calls the others, and is called by nobody beyond its machine."""
+    return watched.public and watched.key[0] != ROLLOUT
+
+
+def _who_am_i(watched: Watched) -> list[str]:
+    """Shell that finds the machine's address; RunPod and Vast map ports to others outside."""
+    if not watched.public:
+        return [f'{_ADDRESS}="$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"']
+    if not _serves_outside(watched):
+        return []
+    lines = [f'{_OUTSIDE}="${{RUNPOD_PUBLIC_IP:-${{PUBLIC_IPADDR:-$(curl -fsS {_WHO_AM_I})}}}}"']
+    if watched.key[0] == LEARNER:
+        lines.append(f'{_WEIGHTS}="${_OUTSIDE}:{_mapped(weights_port(watched.port))}"')
+    return [*lines, f'{_OUTSIDE}="${_OUTSIDE}:{_mapped(watched.port)}"']
+
+
+def _mapped(port: int) -> str:
+    """Shell for the port outside that is `port` here."""
+    return f"${{RUNPOD_TCP_PORT_{port}:-${{VAST_TCP_PORT_{port}:-{port}}}}}"
+
+
+def _addresses(watched: Watched) -> list[str]:
+    """Arguments with shell variables in them."""
+    if _serves_outside(watched):
+        listen = [f"--listen=0.0.0.0:{watched.port}", f'--advertise="${_OUTSIDE}"']
+        return [*listen, *_weights(watched)] if watched.key[0] == LEARNER else listen
+    if watched.public:
+        return ["--listen=127.0.0.1:0"]
+    # On Slurm several replicas may share a machine, so its ports are not ours to choose; but
+    # further machines of a learner have to know where it is before it serves.
+    return [f'--listen="${_ADDRESS}:{watched.port if watched.nodes > 1 else 0}"']
+
+
+def _weights(watched: Watched) -> list[str]:
+    """Over a public network they go by gRPC under TLS, and from a port that is opened."""
+    return [
+        "--learner.weights.network=public",
+        f"--learner.weights.port={weights_port(watched.port)}",
+        f'--learner.weights.advertise="${_WEIGHTS}"',
+    ]

@@ -1,0 +1,98 @@
+"""What a run's jobs and clusters are called at SkyPilot, and whose such a name is, pure.
+
+SkyPilot names the cluster of a managed job after its task, cut to 25 characters, and the job's
+number. `flo-TAG-SERVICE-REPLICA` fits into these uncut, so whatever is found at SkyPilot says whose
+it is without a ledger. TAG is three characters for the launcher's runs folder and six for the run.
+"""
+
+import base64
+import hashlib
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, Key
+
+PREFIX = "flo"
+# Of a managed job's task: what SkyPilot leaves uncut in the name of its cluster.
+TASK_NAME_LIMIT = 25
+_OWNER_LENGTH, _RUN_LENGTH = 3, 6
+_SLUG_LIMIT = 46
+# Spec name and UTC time are told apart at the end of a run id: `-20260131-235959`.
+_TIME_LENGTH = 15
+_SHORT = {LEARNER: "learner", ROLLOUT: "rollout", GATEWAY: "gateway"}
+_LONG = {short: service for service, short in _SHORT.items()}
+_NAME = re.compile(
+    rf"{PREFIX}-(?P<owner>[a-z2-7]{{{_OWNER_LENGTH}}})(?P<run>[a-z2-7]{{{_RUN_LENGTH}}})"
+    rf"-(?:run-.*|(?P<service>{'|'.join(_LONG)})-(?P<replica>\d+)(?:-.*)?)"
+)
+_MEMBER = re.compile(
+    rf"(?<![a-z0-9-]){PREFIX}-[a-z2-7]{{{_OWNER_LENGTH + _RUN_LENGTH}}}"
+    rf"-(?:{'|'.join(_LONG)})-\d+(?![a-z0-9-])"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """What a name says: the launcher and run it belongs to, and the replica if it is of one."""
+
+    owner: str
+    run: str
+    key: Key | None
+
+
+def owner_of(runs: Path) -> str:
+    """The mark of the launcher of a runs folder: several may share one SkyPilot server."""
+    return _digest(f"{socket.gethostname()}:{runs.resolve()}", _OWNER_LENGTH)
+
+
+def run_mark(run_id: str) -> str:
+    """The mark of a run among all of its launcher."""
+    return _digest(run_id, _RUN_LENGTH)
+
+
+def member_name(owner: str, run_id: str, key: Key) -> str:
+    """The task of a replica, and in mode `cluster` its cluster."""
+    service, index = key
+    return f"{PREFIX}-{owner}{run_mark(run_id)}-{_SHORT[service]}-{index}"
+
+
+def group_name(owner: str, run_id: str) -> str:
+    """The Job Group of a run: what people look for in SkyPilot's queue."""
+    return f"{PREFIX}-{owner}{run_mark(run_id)}-run-{slug(run_id)}"
+
+
+def slug(run_id: str) -> str:
+    """A run id in letters, digits and hyphens, with its time kept where it is too long."""
+    text = re.sub(r"[^a-z0-9-]+", "-", run_id.lower())
+    if len(text) <= _SLUG_LIMIT:
+        return text
+    return f"{text[: _SLUG_LIMIT - _TIME_LENGTH - 1]}-{text[-_TIME_LENGTH:]}"
+
+
+def parse(name: str) -> Owned | None:
+    """Whose a job or cluster is; None if no launcher of ours gave it that name."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        return None
+    service = found["service"]
+    key = (_LONG[service], int(found["replica"])) if service else None
+    return Owned(found["owner"], found["run"], key)
+
+
+def learner_beside(name: str) -> str:
+    """The learner of the run that a replica is of."""
+    owned = parse(name)
+    mark = "" if owned is None else owned.owner + owned.run
+    return f"{PREFIX}-{mark}-{_SHORT[LEARNER]}-0"
+
+
+def members_in(text: str) -> set[str]:
+    """The names of replicas that stand in a text; those of their clusters do not count."""
+    return set(_MEMBER.findall(text))
+
+
+def _digest(text: str, length: int) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return base64.b32encode(digest).decode().lower()[:length]

@@ -1,0 +1,152 @@
+"""Which machines an attempt may ask for, and which wishes nobody can fulfil, pure."""
+
+from services.launcher.backends.sky.status import Place
+from services.launcher.config.sky import Machine, Machines, SkyConfig
+from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
+
+# What SkyPilot's clouds cannot do, as of its version 0.14.
+SINGLE_NODE = frozenset(
+    {
+        *("hyperbolic", "primeintellect", "runpod", "seeweb", "shadeform"),
+        *("vast", "verda", "vsphere", "yotta"),
+    }
+)
+NO_SPOT = frozenset(
+    {"lambda", "slurm", "ssh", "cudo", "do", "fluidstack", "hyperbolic", "paperspace", "shadeform"}
+)
+NO_PORTS = frozenset({"slurm", "hyperbolic", "mithril", "verda"})
+
+
+def machines_of(config: SkyConfig, service: str) -> Machines:
+    """The wish of a service, at the one cloud if the spec names one."""
+    wish, cloud = _wish(config, service), config.cloud
+    if cloud is None:
+        return wish
+    there = [machine for machine in wish.candidates if cloud_of(machine) in ("", cloud)]
+    # Where there is none, `check` has refused.
+    kept = [m if m.infra else m.model_copy(update={"infra": cloud}) for m in there or [Machine()]]
+    return wish.model_copy(update={"ordered" if wish.ordered else "any_of": tuple(kept)})
+
+
+def _wish(config: SkyConfig, service: str) -> Machines:
+    wishes = {LEARNER: config.learner, GATEWAY: config.env_gateway, ROLLOUT: config.rollout}
+    return wishes[service]
+
+
+def cloud_of(machine: Machine) -> str:
+    """`aws` of `aws/us-east-1`; empty where SkyPilot chooses."""
+    cloud = (machine.infra or "").partition("/")[0].lower()
+    return {"k8s": "kubernetes"}.get(cloud, cloud)
+
+
+def region_of(machine: Machine) -> str:
+    """`us-east-1` of `aws/us-east-1`; empty where SkyPilot chooses."""
+    return [*(machine.infra or "").split("/"), ""][1].replace("*", "")
+
+
+def at(machine: Machine, place: Place) -> Machine | None:
+    """A candidate as the machine there that was given for it; None if it can be none of this."""
+    region = region_of(machine)
+    if cloud_of(machine) not in ("", place.cloud) or region not in ("", place.region):
+        return None
+    wanted = accelerator(machine.accelerators)
+    if wanted is not None and wanted != accelerator(place.accelerators):
+        return None
+    return machine if region else machine.model_copy(update={"infra": str(place)})
+
+
+def accelerator(text: str | None) -> tuple[str, float] | None:
+    """h100 and 8 of `H100:8`; one where no number is given."""
+    name, _, count = (text or "").lower().partition(":")
+    return (name, float(count or 1)) if name else None
+
+
+def on_slurm(config: SkyConfig, service: str) -> bool:
+    """Whether a replica can be nowhere else."""
+    return {cloud_of(machine) for machine in machines_of(config, service).candidates} == {"slurm"}
+
+
+def check(config: SkyConfig, service: str) -> list[str]:
+    """What is wrong with a service's candidates, each with its key and the way out."""
+    machines = _wish(config, service)
+    key = "any_of" if machines.any_of else "ordered"
+    problems: list[str] = []
+    if machines.num_nodes > 1 and (why := _one_machine(config, service)):
+        problems.append(f"launcher.sky.{service}: num_nodes = {machines.num_nodes}: {why}")
+    clouds = {cloud_of(machine) for machine in machines.candidates}
+    if config.cloud is not None and not clouds & {"", config.cloud}:
+        named = ", ".join(sorted(clouds))
+        problems.append(
+            f"launcher.sky.cloud: launcher.sky.{service} has no candidate at {config.cloud!r}; its"
+            f" candidates are at {named}"
+        )
+    for index, machine in enumerate(machines.any_of or machines.ordered):
+        where = f"launcher.sky.{service}.{key}.{index}"
+        problems += [f"{where}: {text}" for text in _refusals(machine, machines, config)]
+    return problems
+
+
+def _refusals(machine: Machine, machines: Machines, config: SkyConfig) -> list[str]:
+    cloud, found = cloud_of(machine), list[str]()
+    if machines.num_nodes > 1 and cloud in SINGLE_NODE:
+        found.append(
+            f"{cloud} has no multi-node clusters; set num_nodes = 1 and take a machine with more"
+            " GPUs, or another cloud"
+        )
+    if machine.use_spot and cloud in NO_SPOT:
+        found.append(f"{cloud} has no spot machines; set use_spot = false")
+    if config.network == "public" and cloud in NO_PORTS:
+        found.append(f'{cloud} opens no ports; set launcher.sky.network = "private"')
+    return found
+
+
+def _one_machine(config: SkyConfig, service: str) -> str:
+    """Why a service cannot have replicas of several machines; empty where it can."""
+    if service != LEARNER:
+        return (
+            f"a replica of {service} is one machine, only a learner has ranks on several; set"
+            f" num_nodes = 1, and scale by launcher.{service}.replicas"
+        )
+    if config.network == "public":
+        return (
+            "ranks of several machines speak gloo or NCCL, which neither encrypt nor ask who is"
+            ' there; set launcher.sky.network = "private", or num_nodes = 1'
+        )
+    return ""
+
+
+def of_attempt(machines: Machines, attempt: int) -> Machines:
+    """The candidates of an attempt, counted from 1.
+
+    Within one attempt SkyPilot goes through them by itself, but it pins the tasks of a Job Group to
+    one region each. So each further attempt begins one candidate later, in the order written.
+    """
+    if attempt <= 1 or len(machines.candidates) == 1:
+        return machines
+    turn = (attempt - 1) % len(machines.candidates)
+    turned = machines.candidates[turn:] + machines.candidates[:turn]
+    return Machines(ordered=turned, num_nodes=machines.num_nodes)
+
+
+def of_group(machines: Machines, attempt: int) -> Machines:
+    """For what a Job Group declares: SkyPilot takes one region for all of its candidates, and not
+    always the first, so that each further attempt names a single one."""
+    turned = of_attempt(machines, attempt)
+    if attempt <= 1:
+        return turned
+    return Machines(ordered=turned.candidates[:1], num_nodes=machines.num_nodes)
+
+
+def shared_infra(config: SkyConfig) -> list[str]:
+    """Why services with candidates on different clouds cannot share a private network."""
+    if config.network == "public":
+        return []
+    services = (LEARNER, GATEWAY, ROLLOUT)
+    clouds = {cloud_of(m) for s in services for m in machines_of(config, s).candidates}
+    if len(clouds - {""}) <= 1:
+        return []
+    return [
+        f'launcher.sky.network is "private", but the candidates are on {", ".join(sorted(clouds))}:'
+        ' machines of different clouds do not reach each other; set network = "public", or name'
+        " one cloud for all services"
+    ]

@@ -1,0 +1,273 @@
+"""SkyPilot's SDK in the launcher's words: the only place that calls it.
+
+Every call is a request to SkyPilot's API server and blocks, so each runs in a thread. The SDK waits
+for an answer without a limit, also on a connection that was lost without a word: each question has
+a limit here, and is left to its thread then. Submissions have that of whoever starts a replica.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, TypeVar
+
+import yaml
+
+from services.launcher.backends.sky import errors
+from services.launcher.backends.sky.blocking_calls import in_thread
+from services.launcher.backends.sky.pending_requests import Requests
+from services.launcher.backends.sky.ports import Document
+from services.launcher.backends.sky.status import NO_JOB, Cluster, Job, Place
+from services.launcher.backends.sky.tasks import with_secrets
+from services.launcher.ports import BackendError
+
+T = TypeVar("T")
+_NOT_INSTALLED = (
+    'launcher.backend = "sky" needs SkyPilot, which this environment lacks ({error}); `make sky`'
+    " makes one that has it: run .venv-sky/bin/flotilla"
+)
+# The fields of a managed job that are read below.
+_JOB_FIELDS = (
+    *("job_id", "task_id", "job_name", "task_name", "status", "submitted_at", "start_at"),
+    *("cloud", "region", "accelerators", "failure_reason"),
+)
+# The cloud of a job that has had no machine yet.
+_NOWHERE = "-"
+# SkyPilot lists the clusters of managed jobs to those who debug it, and to nobody else.
+_SHOW_MANAGED = "SKYPILOT_DEBUG"
+# What the server knows by itself, and what it asks clouds and machines for, or has them do.
+_QUICK_S, _SLOW_S = 120.0, 600.0
+
+
+class SkyClient:
+    """Calls SkyPilot. Methods raise BackendUnreachable where nothing is known of what came of it.
+
+    Submissions also raise CapacityError, SetupError, StartLostError and BackendError.
+    """
+
+    def __init__(self, *, quick_s: float = _QUICK_S, slow_s: float = _SLOW_S) -> None:
+        self._quick_s, self._slow_s = quick_s, slow_s
+        # A client must not start a server of its own behind the launcher's back.
+        os.environ.setdefault("SKYPILOT_DISABLE_LOCAL_API_SERVER", "1")
+        os.environ.setdefault("SKYPILOT_DISABLE_USAGE_COLLECTION", "1")
+        try:
+            self._sky: Any = import_module("sky")
+            self._jobs: Any = import_module("sky.jobs")
+            self._errors: Any = import_module("sky.exceptions")
+            self._server: Any = import_module("sky.server.common")
+            self._dags: Any = import_module("sky.utils.dag_utils")
+            common: Any = import_module("sky.utils.common")
+        except ImportError as error:
+            raise BackendError(_NOT_INSTALLED.format(error=error)) from error
+        self._refresh = common.StatusRefreshMode.FORCE
+        self._requests = Requests(self._sky)
+
+    async def jobs(self) -> list[Job]:
+        """All tasks of managed jobs, ended ones too."""
+
+        def ask() -> list[Job]:
+            request = self._jobs.queue_v2(refresh=False, all_users=True, fields=_JOB_FIELDS)
+            records: Any = self._sky.get(request)
+            return [_job(record) for record in records[0]]
+
+        return await self._ask(ask)
+
+    async def clusters(self, *, certain: Sequence[str] = ()) -> list[Cluster]:
+        """SkyPilot's table of clusters; `certain` ones are looked for at their clouds first."""
+
+        def ask() -> list[Cluster]:
+            if certain:
+                with _managed.shown():
+                    request = self._sky.status(list(certain), self._refresh, all_users=True)
+                self._sky.get(request)
+            with _managed.shown():
+                request = self._sky.status(all_users=True)
+            return [_cluster(record) for record in self._sky.get(request)]
+
+        return await (self._ask_slowly if certain else self._ask)(ask)
+
+    async def submit_group(
+        self, documents: Sequence[Document], secrets: Sequence[Mapping[str, str]]
+    ) -> int:
+        """Start a Job Group and return its id. `secrets` are those of each task, in order."""
+
+        def submit() -> int:
+            # Values stand in this text alone: it goes to SkyPilot's server and nowhere else.
+            filled = [documents[0], *map(with_secrets, documents[1:], secrets)]
+            dag = self._dags.load_job_group_from_yaml_str(yaml.safe_dump_all(filled))
+            replicas = [str(document["name"]) for document in documents[1:]]
+            return self._submit(replicas, lambda: self._jobs.launch(dag))
+
+        return await self._attempt(submit)
+
+    async def submit_job(self, document: Document, secrets: Mapping[str, str], group: int) -> int:
+        """Start a dynamic member of a group and return its own id."""
+
+        def submit() -> int:
+            task = self._sky.Task.from_yaml_config(with_secrets(document, secrets))
+            name = str(document["name"])
+            return self._submit([name], lambda: self._jobs.launch(task, job_group=group))
+
+        return await self._attempt(submit)
+
+    def _submit(self, replicas: Sequence[str], launch: Callable[[], Any]) -> int:
+        ids, _ = self._requests.follow(replicas, launch)
+        return int(ids[0])
+
+    async def launch(self, document: Document, secrets: Mapping[str, str]) -> int:
+        """Start a cluster with a job on it; return the job's id once it is submitted there."""
+
+        def submit() -> int:
+            task = self._sky.Task.from_yaml_config(with_secrets(document, secrets))
+            name = str(document["name"])
+            launch = self._sky.launch
+            job_id, _ = self._requests.follow([name], lambda: launch(task, cluster_name=name))
+            return int(job_id)
+
+        return await self._attempt(submit)
+
+    async def job_status(self, cluster: str) -> str | None:
+        """The status of a plain cluster's only job; None when the cluster is not there, NO_JOB
+        when it was never given one."""
+
+        def ask() -> str | None:
+            try:
+                found: Any = self._sky.get(self._sky.job_status(cluster))
+            except self._errors.ClusterDoesNotExist:
+                return None
+            status = next(iter(found.values()), None)
+            return status.value if status is not None else NO_JOB
+
+        return await self._ask_slowly(ask)
+
+    async def cancel(self, job_ids: Sequence[int]) -> None:
+        """End managed jobs, a group with all its members."""
+
+        def ask() -> None:
+            self._sky.get(self._jobs.cancel(job_ids=list(job_ids), all_users=False))
+
+        if job_ids:
+            await self._ask_slowly(ask)
+
+    async def down(self, cluster: str) -> None:
+        """End a cluster; nothing if there is none."""
+
+        def ask() -> None:
+            try:
+                self._sky.get(self._sky.down(cluster))
+            except (self._errors.ClusterDoesNotExist, ValueError):
+                return
+
+        await self._ask_slowly(ask)
+
+    async def under_way(self, replica: str) -> bool:
+        """Whether it may still come of what was asked before, be it by another launcher."""
+        return await self._ask(lambda: self._requests.under_way(lambda name: name == replica))
+
+    async def forget(self, wanted: Callable[[str], bool]) -> bool:
+        """Cancel what was asked for these replicas and is not answered yet; whether there was any
+        such thing. It may have come about at the last moment."""
+        return await self._ask(lambda: self._requests.forget(wanted))
+
+    async def _ask(self, call: Callable[[], T]) -> T:
+        return await self._within(self._quick_s, call)
+
+    async def _ask_slowly(self, call: Callable[[], T]) -> T:
+        return await self._within(self._slow_s, call)
+
+    async def _within(self, limit_s: float, call: Callable[[], T]) -> T:
+        try:
+            async with asyncio.timeout(limit_s):
+                return await in_thread(lambda: self._asked(call))
+        except TimeoutError as error:
+            raise errors.silent(limit_s) from error
+
+    async def _attempt(self, call: Callable[[], T]) -> T:
+        return await in_thread(lambda: self._attempted(call))
+
+    def _asked(self, call: Callable[[], T]) -> T:
+        try:
+            self._server.check_server_healthy()
+            return call()
+        # SkyPilot hands on any exception of its server; none of them is an answer.
+        except Exception as error:
+            raise errors.unanswered(self._errors, error) from error
+
+    def _attempted(self, call: Callable[[], T]) -> T:
+        try:
+            self._server.check_server_healthy()
+            return call()
+        # As above; what each says of the submission is told there.
+        except Exception as error:
+            raise errors.failed(self._errors, error) from error
+
+
+class _Managed:
+    """Has SkyPilot list the clusters of managed jobs while anybody asks for them.
+
+    Nobody waits for another one, whose server may never answer.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._asking = 0
+        self._before: str | None = None
+
+    @contextmanager
+    def shown(self) -> Generator[None]:
+        with self._lock:
+            if self._asking == 0:
+                self._before = os.environ.get(_SHOW_MANAGED)
+                os.environ[_SHOW_MANAGED] = "1"
+            self._asking += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._asking -= 1
+                if self._asking == 0:
+                    self._restore()
+
+    def _restore(self) -> None:
+        if self._before is None:
+            del os.environ[_SHOW_MANAGED]
+        else:
+            os.environ[_SHOW_MANAGED] = self._before
+
+
+_managed = _Managed()
+
+
+def _job(record: Any) -> Job:
+    task = record.task_name or record.job_name or ""
+    return Job(
+        job_id=record.job_id,
+        name=record.job_name or "",
+        task=task,
+        status=record.status.value if record.status else "",
+        submitted=record.submitted_at is not None,
+        started=record.start_at is not None,
+        # SkyPilot names it so, and says so nowhere.
+        cluster=f"{task}-{record.job_id}",
+        place=_place(record.cloud, record.region, record.accelerators),
+        reason=record.failure_reason or "",
+    )
+
+
+def _cluster(record: Any) -> Cluster:
+    # The record itself has its accelerators as text for people; not every handle has them.
+    resources = getattr(record.handle, "launched_resources", None)
+    accelerators = resources.accelerators if resources is not None else None
+    place = _place(record.cloud, record.region, accelerators)
+    return Cluster(record.name, record.status.value, record.is_managed, place)
+
+
+def _place(
+    cloud: str | None, region: str | None, accelerators: Mapping[str, float] | None
+) -> Place | None:
+    if not cloud or cloud == _NOWHERE:
+        return None
+    found = "".join(f"{name}:{count:g}" for name, count in (accelerators or {}).items())
+    return Place(cloud.lower(), region or "", found)

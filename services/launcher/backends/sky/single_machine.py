@@ -1,0 +1,100 @@
+"""A whole run on one machine, as a task for plain `sky launch`: nothing else need be installed."""
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from services.common.interpreter import python
+from services.launcher.backends.sky import cost_estimate, resources, tasks
+from services.launcher.backends.sky.machine_script import OWN_CODE
+from services.launcher.config.launcher import LauncherConfig
+from services.launcher.security import secret_names
+from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
+
+REMOTE = "CHECKPOINT_REMOTE"
+
+# Of the task's environment and the override of the run that each becomes, where it is not empty.
+CHOICES = {
+    "MODALITY": "learner.select.modality",
+    "ENV_KEYS": "learner.select.env_keys",
+    "DIFFICULTY": "learner.select.difficulty",
+    "MAX_TASKS": "learner.select.max_tasks",
+    "DATA_VERSION": "learner.select.data_version",
+    REMOTE: cost_estimate.REMOTE,
+}
+# Text, whatever it looks like: unquoted, a version such as 0.3 would be a number.
+_QUOTED = ("DATA_VERSION",)
+RESUME = "RESUME_RUN_NAME"
+# Without it, wandb keeps what it is told on the machine.
+_OPTIONAL_SECRETS = ("WANDB_API_KEY",)
+
+
+def whole_run(
+    spec_path: str, spec: dict[str, Any], config: LauncherConfig, overrides: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The task, on the learner's candidates. Secrets are given by `--secret NAME`; those that are
+    empty here may be left out. `spec` has the overrides, the file at `spec_path` has not."""
+    sky = config.sky
+    machine = tasks.resources_of(resources.machines_of(sky, LEARNER))
+    machine["autostop"] = {"idle_minutes": sky.idle_minutes, "down": True, "wait_for": "jobs"}
+    return {
+        "name": spec["name"],
+        "resources": machine,
+        "workdir": ".",
+        "envs": dict.fromkeys((*CHOICES, RESUME), ""),
+        "secrets": _secrets(spec, config),
+        "setup": f"set -e\n{sky.setup}\n",
+        "run": _script(spec_path, spec, config, overrides),
+    }
+
+
+def _secrets(spec: dict[str, Any], config: LauncherConfig) -> dict[str, str | None]:
+    """Services of one machine make their own token. Where the model is uploaded to may be chosen
+    only at the launch."""
+    found: dict[str, str | None] = {}
+    for service in (GATEWAY, LEARNER, ROLLOUT):
+        for name in secret_names.of_service(spec, config, service):
+            if name not in secret_names.IDENTITY:
+                found[name] = "" if name in _OPTIONAL_SECRETS else None
+    for name in (*secret_names.STORES, *secret_names.if_set(spec, LEARNER)):
+        found.setdefault(name, "")
+    return found
+
+
+def _script(
+    spec_path: str, spec: dict[str, Any], config: LauncherConfig, overrides: Sequence[str]
+) -> str:
+    # The run to resume comes first: the command takes what follows its spec for one.
+    lines = ["CHOSEN=()", f'[ -z "${RESUME}" ] || CHOSEN+=("${RESUME}" --resume)']
+    lines += [f"CHOSEN+=({shlex.quote(override)})" for override in overrides]
+    for name, key in CHOICES.items():
+        lines.append(f'[ -z "${name}" ] || CHOSEN+=("--{key}={_value_of(name)}")')
+    lines += _warning(spec, config)
+    limit = tasks.hard_limit_s(config)
+    flotilla = " ".join(python("-m", "services.launcher.cli.app", executable=config.sky.python))
+    lines.append(
+        f"timeout --kill-after=60 {limit} {flotilla} train"
+        # All on this machine, whatever the spec says of others.
+        f' {shlex.quote(spec_path)} "${{CHOSEN[@]}}" --launcher.backend=local'
+    )
+    return "\n".join([OWN_CODE, *lines]) + "\n"
+
+
+def _warning(spec: dict[str, Any], config: LauncherConfig) -> list[str]:
+    """What the run says at its start if nothing of it is going to be kept. One that was uploaded
+    goes on being so."""
+    lost = cost_estimate.unkept(spec.get(LEARNER, {}), config)
+    if not lost:
+        return []
+    said = f"WARNING: {lost}; to keep them, launch with --env {REMOTE}=s3://BUCKET/PREFIX"
+    return [
+        f'if [[ -z "${REMOTE}" && "${RESUME}" != *://* ]]; then',
+        f'  echo "{said}" >&2',
+        "fi",
+    ]
+
+
+def _value_of(name: str) -> str:
+    """The variable between double quotes of a shell, itself quoted as TOML does where it must
+    be."""
+    return f'\\"${{{name}//[\\"\\\\]/}}\\"' if name in _QUOTED else f"${name}"

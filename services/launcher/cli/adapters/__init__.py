@@ -1,0 +1,1 @@
+"""The policy's tokenizer, for commands that show text."""

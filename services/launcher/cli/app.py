@@ -1,0 +1,352 @@
+"""The `flotilla` command. Everything heavy is imported by the command that needs it."""
+
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from services.common.private_process import keep_private, refuse_core_dumps
+from services.common.text import say
+from services.launcher.cli import env as cli_env
+from services.launcher.cli import remote, tools
+from services.launcher.cli.remote import GRACE_S, OVERRIDES, RUNS, Detach, Grace, Runs
+
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume",
+        help="Go on with the newest run of this spec, with RUN, or from the URL that its"
+        " checkpoints are uploaded to. What the spec says other than the run is named first.",
+    ),
+]
+ResumedRun = Annotated[
+    str | None, typer.Argument(metavar="[RUN|URL]", help="The run to resume: an id, or `newest`.")
+]
+Update = Annotated[
+    bool, typer.Option("--update", help="With --resume: the run takes what the spec says today.")
+]
+AcceptLoss = Annotated[
+    bool,
+    typer.Option(
+        "--accept-loss",
+        help="With --resume: give up what the run's journal has lost, count it as"
+        " lost_with_disk, and go on from what is whole.",
+    ),
+]
+
+# What these make is no part of a run: whoever may read it is the user's choice.
+_FOR_OTHERS = ("export", "tiny", "emulator")
+
+app = typer.Typer(
+    name="flotilla",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help=(
+        "Trains tool-use agents with reinforcement learning, as four services that one command"
+        " starts, watches and ends.\n\n"
+        "Begin with `flotilla train deploy/runs/local.toml`. It trains a tiny policy on this"
+        " machine in a few minutes, needs no GPU and no account, and ends with a before/after"
+        " table. Everything of a run is under `runs/RUN_ID/`."
+    ),
+)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    if version:
+        from importlib.metadata import version as version_of
+
+        say(f"flotilla {version_of('flotilla')}")
+    elif context.invoked_subcommand is None:
+        context.fail("name a command; --help lists them")
+
+
+@app.command(context_settings=OVERRIDES)
+def train(
+    context: typer.Context,
+    spec: Annotated[Path, typer.Argument(help="Run spec, TOML or JSON.", exists=True)],
+    resume: Resume = False,
+    run_id: ResumedRun = None,
+    update: Update = False,
+    accept_loss: AcceptLoss = False,
+    detach: Detach = False,
+    runs: Runs = RUNS,
+) -> None:
+    """Train a policy from a run spec, and show how it learns.
+
+    Any key of the spec can be changed for this run: `--learner.steps=10`, `--seed=1`,
+    `--rollout.engine.max_num_seqs=128`.
+
+    Ctrl-C stops every process in good order and prints the command that goes on from there; a
+    second Ctrl-C stops at once. The end of the terminal is a Ctrl-C too; with `--detach`, and under
+    `nohup`, the run outlives it, and `flotilla watch` follows it. A run that cannot be resumed is
+    never begun anew in its place. Exit code: 0 completed, or begun with `--detach`, 1 failed, 2 bad
+    spec, 130 interrupted.
+    """
+    from services.launcher.cli import train as command
+
+    extra = list(context.args)
+    if run_id is not None and run_id.startswith("--"):
+        extra, run_id = [run_id, *extra], None
+    if run_id is not None and not resume:
+        raise typer.BadParameter(f"{run_id!r}: a run id goes with --resume", param_hint="RUN")
+    if update and not resume:
+        raise typer.BadParameter("it goes with --resume", param_hint="--update")
+    if accept_loss and not resume:
+        raise typer.BadParameter("it goes with --resume", param_hint="--accept-loss")
+    _exit(
+        command.train(
+            *(spec, runs, extra),
+            resume=resume,
+            run_id=run_id,
+            update=update,
+            accept_loss=accept_loss,
+            detach=detach,
+        )
+    )
+
+
+@app.command(name="eval", context_settings=OVERRIDES)
+def evaluate(
+    context: typer.Context,
+    target: Annotated[
+        str, typer.Argument(metavar="SPEC|RUN", help="Run spec, id of a run, or `newest`.")
+    ],
+    runs: Runs = RUNS,
+) -> None:
+    """Evaluate the newest checkpoint of a run on its held-out tasks, without training.
+
+    With a spec: its newest run, or the initial policy if there is none.
+    """
+    from services.launcher.cli import train as command
+
+    _exit(command.evaluate(target, runs, list(context.args)))
+
+
+@app.command(context_settings=OVERRIDES)
+def plan(
+    context: typer.Context,
+    spec: Annotated[Path, typer.Argument(help="Run spec, TOML or JSON.", exists=True)],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder to write SkyPilot's task files to.")
+    ] = None,
+    one_machine: Annotated[
+        bool,
+        typer.Option("--one-machine", help="All services on one machine, by plain `sky launch`."),
+    ] = False,
+    runs: Runs = RUNS,
+) -> None:
+    """Show which machines a run would ask SkyPilot for, at what price, and its task files.
+
+    Starts nothing, and needs neither SkyPilot nor a network. Prices are those of the catalog that
+    SkyPilot keeps in `~/.sky`. Exit code: 0, or 2 for a bad spec.
+    """
+    from services.common import log
+    from services.launcher.cli import plan as command
+
+    log.setup("plan", "", level="WARNING")
+    _exit(command.plan(spec, runs, list(context.args), out, one_machine=one_machine))
+
+
+@app.command()
+def status(
+    run: Annotated[
+        str | None, typer.Argument(help="Id of a run, or `newest`; all runs when absent.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object; see docs/running.md.")
+    ] = False,
+    runs: Runs = RUNS,
+) -> None:
+    """Show all runs, or one run with its services and its numbers.
+
+    Those of the launcher that FLOTILLA_LAUNCHER names, as for `submit`; without it, of `--runs`.
+    """
+    from services.launcher.cli import commands
+
+    _exit(commands.status(run, runs, as_json=as_json))
+
+
+@app.command()
+def logs(
+    run: Annotated[str, typer.Argument(help="Id of a run, or `newest`.")],
+    service: Annotated[
+        str, typer.Argument(help="env_gateway, learner or rollout; all when absent.")
+    ] = "",
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the run ends.")
+    ] = False,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=0, max=1_000_000, help="Last lines to begin with.")
+    ] = 50,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a line, as in a pipe.")
+    ] = False,
+    runs: Runs = RUNS,
+) -> None:
+    """Print what the services of a run have logged.
+
+    At the launcher that FLOTILLA_LAUNCHER names, as for `submit`; without it, in `--runs`.
+    """
+    from services.launcher.cli import commands
+
+    _exit(commands.logs(run, service, runs, follow=follow, lines=lines, as_json=as_json))
+
+
+@app.command()
+def show(
+    run: Annotated[str, typer.Argument(help="Id of a run, or `newest`.")],
+    step: Annotated[
+        int | None, typer.Option("--step", min=0, help="Attempts that this step trained on.")
+    ] = None,
+    env: Annotated[str | None, typer.Option("--env", help="Attempts in this environment.")] = None,
+    group: Annotated[str | None, typer.Option("--group", help="Attempts of this group.")] = None,
+    passed: Annotated[
+        bool | None,
+        typer.Option("--passed/--failed", help="Rewards of at least 1; or everything else."),
+    ] = None,
+    count: Annotated[int, typer.Option("-n", min=1, help="At most so many attempts.")] = 3,
+    policy: Annotated[
+        str | None,
+        typer.Option("--policy", help="Model folder with the tokenizer; the run's own if absent."),
+    ] = None,
+    tasks: Annotated[
+        bool, typer.Option("--tasks", help="Tasks that are parked or quarantined instead.")
+    ] = False,
+    runs: Runs = RUNS,
+) -> None:
+    """Show what the agent did: prompt, turns, observations, reward and checks.
+
+    Attempts whose text is kept come first, the newest before older ones. Checkpoints drop the
+    text of attempts that are trained, but for the first group of each step.
+
+    Reads files of the run, so it works where these are, not by FLOTILLA_LAUNCHER.
+    """
+    from services.launcher.cli import show as command
+
+    chosen = command.Filter(step, env, group, passed, count)
+    _exit(command.show_tasks(run, runs) if tasks else command.show(run, runs, chosen, policy))
+
+
+@app.command()
+def export(
+    run: Annotated[str, typer.Argument(help="Id of a run, or `newest`.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder to write; must not be there yet.")],
+    step: Annotated[
+        int | None,
+        typer.Option("--step", min=0, help="Step of a checkpoint; the newest if absent."),
+    ] = None,
+    runs: Runs = RUNS,
+) -> None:
+    """Write the model of a run in Hugging Face's format, for transformers and vLLM.
+
+    With tokenizer, chat template and generation config; `sha256sum -c SHA256SUMS` checks it. A run
+    that is complete has that of its last step in `runs/RUN_ID/model`.
+
+    Reads files of the run, so it works where these are, not by FLOTILLA_LAUNCHER.
+    """
+    from services.launcher.cli import export as command
+
+    _exit(command.export(run, step, out, runs))
+
+
+@app.command()
+def scale(
+    run: Annotated[str, typer.Argument(help="Id of a run, or `newest`.")],
+    wishes: Annotated[list[str], typer.Argument(metavar="SERVICE=N...", help="As in rollout=2.")],
+    runs: Runs = RUNS,
+) -> None:
+    """Set how many replicas a service has, in mid-run. Fewer drain before they stop.
+
+    At the launcher that FLOTILLA_LAUNCHER names, as for `submit`; without it, at that of `--runs`.
+    """
+    from services.launcher.cli import commands
+
+    _exit(commands.scale(run, wishes, runs))
+
+
+@app.command()
+def stop(
+    run: Annotated[str, typer.Argument(help="Id of a run, or `newest`.")],
+    grace: Grace = GRACE_S,
+    runs: Runs = RUNS,
+) -> None:
+    """Stop a run in good order; it can be resumed.
+
+    At the launcher that FLOTILLA_LAUNCHER names, as for `submit`; without it, at that of `--runs`.
+    """
+    from services.launcher.cli import commands
+
+    _exit(commands.stop(run, grace, runs))
+
+
+@app.command(context_settings=OVERRIDES)
+def doctor(
+    context: typer.Context,
+    spec: Annotated[Path, typer.Argument(help="Run spec, TOML or JSON.", exists=True)],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON array of {probe, status, detail}.")
+    ] = False,
+    skip: Annotated[
+        list[str] | None, typer.Option("--skip", help="Leave this probe out; repeatable.")
+    ] = None,
+    node: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--node", help="HOST:PORT of an echo_server there, for `echo` and `ring`; repeatable."
+        ),
+    ] = None,
+    tls_dir: Annotated[
+        Path | None, typer.Option("--tls-dir", help="Certificates to call nodes with.")
+    ] = None,
+    runs: Runs = RUNS,
+) -> None:
+    """Look for what would make a run fail, before it costs anything.
+
+    Keys are tried where they are good for, ports, memory and disk are compared with what the spec
+    asks for, and one episode of each environment is opened. Before a run is started on rented
+    machines all of this runs by itself. Exit code: 0 nothing failed, 1 something did.
+    """
+    from services.launcher.cli import doctor as command
+
+    found = command.doctor(
+        spec, runs, skip or [], node or [], tls_dir, context.args, as_json=as_json
+    )
+    _exit(found)
+
+
+# After the commands above, for `--help` lists them in this order.
+cli_env.add_to(app)
+remote.add_to(app)
+tools.add_to(app)
+
+
+def _exit(code: int) -> None:
+    raise typer.Exit(code)
+
+
+def main() -> None:
+    """Entry point of the `flotilla` command."""
+    if sys.argv[1:2] and sys.argv[1] in _FOR_OTHERS:
+        refuse_core_dumps()
+    else:
+        keep_private()
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception:  # noqa: BLE001
+        # A fault of this program's; the words that it quotes may be anybody's.
+        say(traceback.format_exc(), end="", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""`flotilla doctor`: what would go wrong with a run, before it costs anything."""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from services.common.config import canonical_json, did_you_mean, load_spec
+from services.common.errors import ConfigError
+from services.common.text import say_json
+from services.common.tls import read_tls
+from services.launcher.cli.commands import fail
+from services.launcher.cli.terminal import Terminal
+from services.launcher.doctor.findings import Result, Status, combine
+from services.launcher.doctor.findings import fail as failing
+from services.launcher.doctor.probe_list import PROBES
+from services.launcher.doctor.run_context import subject_of
+from services.launcher.doctor.run_probes import SPEC, examine, unknown
+from services.launcher.plan import BadSpecError, read_spec
+
+_OK, _FAILED = 0, 1
+_COLOURS = {
+    Status.OK: "green",
+    Status.WARN: "yellow",
+    Status.FAIL: "bold red",
+    Status.SKIPPED: "dim",
+}
+
+
+def doctor(
+    spec: Path,
+    runs: Path,
+    skip: Sequence[str],
+    nodes: Sequence[str],
+    tls_dir: Path | None,
+    overrides: Sequence[str],
+    *,
+    as_json: bool,
+) -> int:
+    """Examine a spec; the exit code says whether anything failed."""
+    if wrong := unknown(skip):
+        names = [probe.name for probe in PROBES]
+        return fail(f"--skip {wrong[0]}: no such probe{did_you_mean(wrong[0], names)}")
+    try:
+        plan = read_spec(canonical_json(load_spec(spec, overrides)))
+        subject = subject_of(plan, runs, os.environ)
+        subject = replace(subject, nodes=tuple(nodes), tls=read_tls(tls_dir))
+    except (ConfigError, BadSpecError) as error:
+        results = [combine(SPEC, [failing(str(error), "correct the spec")])]
+    else:
+        results = asyncio.run(examine(subject, skip))
+    if as_json:
+        say_json([result.body() for result in results])
+    else:
+        _show(results)
+    return _FAILED if any(result.status is Status.FAIL for result in results) else _OK
+
+
+def _show(results: Sequence[Result]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("PROBE", "STATUS", "DETAIL"):
+        table.add_column(heading, no_wrap=heading != "DETAIL", overflow="fold")
+    for result in results:
+        colour = _COLOURS[result.status]
+        table.add_row(result.probe, Text(result.status, style=colour), Text(result.detail))
+    console = Terminal()
+    console.print(table)
+    failed = [result.probe for result in results if result.status is Status.FAIL]
+    if failed:
+        console.print(f"\nThis run would fail: {', '.join(failed)}.", style="bold")

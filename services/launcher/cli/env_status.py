@@ -1,0 +1,167 @@
+"""`flotilla env status`: how the environments of a run are doing, asked of its gateways."""
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.json_format import MessageToDict
+from rich.table import Table
+
+from flotilla.env_gateway.v1 import episode_service_pb2 as pb
+from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
+from services.common import rpc
+from services.common.arguments import TOKEN_VARIABLE
+from services.common.errors import ConfigError
+from services.common.network import is_loopback, split
+from services.common.text import say_json
+from services.common.tls import Tls, read_tls
+from services.launcher.cli.commands import NoRunError, fail, find
+from services.launcher.cli.terminal import Terminal
+from services.launcher.security.certificates import LAUNCHER, RunIdentity, load_run
+from services.launcher.state import GATEWAY
+
+_OK = 0
+_CALL_S = 5.0
+# Of the widest table. A narrower terminal breaks the lines; cells are not cut short for it.
+_WIDTH = 140
+_ENVIRONMENTS = (
+    *("ENV", "BACKEND", "EPISODES", "LIMIT", "CALLS", "ERRORS", "GRADES", "NO GRADE"),
+    *("TAINTED", "EXPIRED", "BREAKER"),
+)
+_LIMITERS = ("LIMITER", "OF", "IN FLIGHT", "WAITING", "LIMIT")
+
+
+class NoGatewayError(Exception):
+    """No gateway can be asked; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """A gateway to ask; `label` is what it is called in its run."""
+
+    label: str
+    address: str
+    token: str
+    tls: Tls | None = None
+
+
+def env_status(run_id: str, runs: Path, address: str | None, *, as_json: bool) -> int:
+    """Print the status of a run's gateways, or of the one at `address`."""
+    try:
+        gateways = _gateways(run_id, runs, address)
+        answers = asyncio.run(_ask(gateways))
+    except (NoRunError, NoGatewayError, ConfigError) as error:
+        return fail(str(error))
+    if as_json:
+        say_json({"gateways": [_plain(one, answer) for one, answer in answers]})
+        return _OK
+    console = Terminal(width=max(Terminal().width, _WIDTH))
+    for gateway, answer in answers:
+        _print(gateway, answer, console)
+    return _OK
+
+
+def _gateways(run_id: str, runs: Path, address: str | None) -> list[Gateway]:
+    if address is not None:
+        token = os.environ.get(TOKEN_VARIABLE, "")
+        if not token:
+            raise NoGatewayError(f"set {TOKEN_VARIABLE} to the token that {address} was given")
+        return [Gateway(address, address, token, read_tls(None))]
+    run = find(run_id, runs).run
+    replicas = [replica for key, replica in sorted(run.replicas.items()) if key[0] == GATEWAY]
+    serving = [one for one in replicas if one.address and not one.state.over]
+    known = load_run(runs, run.run_id)
+    if known is None or not serving:
+        raise NoGatewayError(
+            f"no env_gateway of run {run.run_id} is running; its state: {run.state}"
+        )
+    return [_of_run(one.label, one.address, known) for one in serving]
+
+
+def _of_run(label: str, address: str, known: RunIdentity) -> Gateway:
+    tls = None if is_loopback(split(address, "gateway")[0]) else known.tls(LAUNCHER)
+    return Gateway(label, address, known.token, tls)
+
+
+async def _ask(gateways: Sequence[Gateway]) -> list[tuple[Gateway, pb.GetStatusResponse]]:
+    answers = await asyncio.gather(*(_status(gateway) for gateway in gateways))
+    return list(zip(gateways, answers, strict=True))
+
+
+async def _status(gateway: Gateway) -> pb.GetStatusResponse:
+    """Raises NoGatewayError."""
+    try:
+        async with rpc.channel(
+            gateway.address, token=gateway.token, tls=gateway.tls, peer=GATEWAY
+        ) as channel:
+            stub: Any = EpisodeServiceStub(channel)
+            return await stub.GetStatus(pb.GetStatusRequest(), timeout=_CALL_S)
+    except grpc.aio.AioRpcError as error:
+        known = rpc.service_error(error)
+        detail = known.message if known else error.details()
+        raise NoGatewayError(
+            f"{gateway.label} at {gateway.address} did not answer: {error.code().name}: {detail}"
+        ) from error
+
+
+def _plain(gateway: Gateway, answer: pb.GetStatusResponse) -> dict[str, Any]:
+    told = MessageToDict(
+        answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    return {"gateway": gateway.label, "address": gateway.address, **told}
+
+
+def _print(gateway: Gateway, answer: pb.GetStatusResponse, console: Terminal) -> None:
+    console.print(f"{gateway.label}  {answer.phase}  {gateway.address}", style="bold")
+    environments = _table(_ENVIRONMENTS)
+    for one in answer.environments:
+        environments.add_row(*_cells(one))
+    console.print(environments if answer.environments else "no episode has been opened yet")
+    limiters = _table(_LIMITERS)
+    for one in answer.limiters:
+        numbers = (str(one.in_flight), str(one.waiting), str(one.limit))
+        limiters.add_row(one.name, one.of or "all", *numbers)
+    console.print(limiters)
+    running = answer.instances_created - answer.instances_closed
+    console.print(
+        f"instances {running} (created {answer.instances_created}, being deleted "
+        f"{answer.delete_backlog})  retries left {answer.retry_tokens:g}",
+        highlight=False,
+    )
+    bounds = ", ".join(answer.sandbox_limits)
+    console.print(
+        f"sandbox of verifiers: {f'bounded by {bounds}' if bounds else 'none'}", highlight=False
+    )
+
+
+def _cells(one: pb.EnvironmentStatus) -> tuple[str, ...]:
+    errors = f"{one.call_errors} ({one.call_errors / one.calls:.1%})" if one.calls else "-"
+    return (
+        one.env_key,
+        one.backend,
+        _listed(one.episodes) or "-",
+        str(one.limit),
+        str(one.calls),
+        errors,
+        f"{one.grades}" + (f" ({one.suspects} suspect)" if one.suspects else ""),
+        f"{one.no_grades}" + (f" ({_listed(one.no_grade_reasons)})" if one.no_grades else ""),
+        str(one.tainted),
+        str(one.expired),
+        one.breaker or "-",
+    )
+
+
+def _listed(numbers: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {n}" for name, n in sorted(numbers.items()) if n)
+
+
+def _table(headings: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading)
+    return table

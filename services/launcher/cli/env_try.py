@@ -1,0 +1,258 @@
+"""`flotilla env try`: one episode of one task by hand, through a gateway started for it."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+
+from flotilla.env_gateway.v1 import episode_service_pb2 as pb
+from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
+from services.common import rpc
+from services.common.config import load_spec, parse
+from services.common.errors import ConfigError
+from services.common.text import say
+from services.launcher.cli.commands import fail
+from services.launcher.cli.terminal import Terminal
+from services.launcher.config.launcher import LauncherConfig
+from services.launcher.doctor.adapters.gateway_process import GatewayError, gateway
+from services.launcher.doctor.adapters.trial_episode import (
+    NotOpenedError,
+    is_slow,
+    mend,
+    no_grade_name,
+    opened,
+    opening,
+    state_name,
+)
+from services.launcher.doctor.dataset import env_key_of
+from services.launcher.security.env_filter import inherited
+from services.launcher.state import GATEWAY
+
+_OK, _FAILED = 0, 1
+_OPEN_S = 180.0
+_CALL_S = 120.0
+_GRADE_S = 300.0
+# One message of the transcript is one of the wire's.
+_MESSAGE_CHARS = 100_000
+_LINE_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 16
+_CALL = re.compile(r"(?P<name>[^\s{]+)\s*(?P<arguments>\{.*\})?\s*", re.DOTALL)
+
+
+class TryError(Exception):
+    """The episode cannot be tried; the message says why."""
+
+
+def env_try(
+    spec: Path, tasks: Path, key: str | None, answer: str | None, overrides: Sequence[str]
+) -> int:
+    """Open an episode, make the calls that standard input names, grade and close it."""
+    console = Terminal(soft_wrap=True)
+    # A shell that starts this in the background has it ignored, and with it all that stand for it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for end in (signal.SIGTERM, signal.SIGHUP):
+        # As Ctrl-C: the gateway is a process of its own, and ends with this one's help.
+        signal.signal(end, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        task = load_task(tasks, key)
+        return asyncio.run(_try(spec, task, answer, overrides, console))
+    except (TryError, GatewayError, ConfigError) as error:
+        return fail(str(error))
+    except grpc.aio.AioRpcError as error:
+        known = rpc.service_error(error)
+        return fail(known.message if known else f"{error.code().name}: {error.details()}")
+
+
+def load_task(path: Path, key: str | None) -> dict[str, Any]:
+    """The task called `key` of a task file, else its first. Raises TryError."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise TryError(f"{path}: {error}") from error
+    tasks = content.get("tasks", [content]) if isinstance(content, dict) else content
+    if not isinstance(tasks, list) or not all(isinstance(task, dict) for task in tasks):
+        raise TryError(f'{path}: expected a task, a list of tasks or {{"tasks": [...]}}')
+    found = [t for t in tasks if key is None or key in (t.get("key"), t.get("task_key"))]
+    if not found:
+        raise TryError(f"{path}: no task {key!r} among {len(tasks)}")
+    return cast("dict[str, Any]", found[0])
+
+
+async def _try(
+    spec: Path,
+    task: dict[str, Any],
+    answer: str | None,
+    overrides: Sequence[str],
+    console: Terminal,
+) -> int:
+    given = load_spec(spec, overrides)
+    section = given.get(GATEWAY, {})
+    config = parse(LauncherConfig, given.get("launcher", {}), where=str(spec), section="launcher")
+    inherits = inherited(given, config, GATEWAY)
+    console.print("starting a gateway", style="dim")
+    async with (
+        gateway(spec, overrides, _show_warning, inherits=inherits) as (address, token),
+        rpc.channel(address, token=token) as channel,
+    ):
+        stub: Any = EpisodeServiceStub(channel)
+        episode = await _open(stub, section, task, console)
+        try:
+            _show_ready(episode.ready, console)
+            messages = [_message("user", episode.ready.facts.prompt)]
+            messages += await _calls(stub, episode.episode_id, console)
+            return await _grade(stub, episode.episode_id, answer, messages, console)
+        finally:
+            request = pb.CloseEpisodeRequest(episode_id=episode.episode_id)
+            await stub.CloseEpisode(request, timeout=_CALL_S)
+
+
+def _show_warning(line: str) -> None:
+    """The gateway's other lines are for log files."""
+    if '"level": "info"' not in line:
+        say(line, file=sys.stderr)
+
+
+async def _open(
+    stub: Any, section: Mapping[str, Any], task: dict[str, Any], console: Terminal
+) -> pb.OpenEpisodeResponse:
+    """Says what it does meanwhile. Raises TryError."""
+    env_key = env_key_of(task)
+    own = section.get("environments", {}).get(env_key, {})
+    where = f"env_gateway.backends.{own.get('backend') or section.get('backend', 'embedded')}"
+    slow, request = is_slow(section, env_key), opening(task, "env-try")
+    try:
+        return await opened(stub, request, limit_s=_OPEN_S, slow=slow, told=_tell(console))
+    except NotOpenedError as error:
+        what = f"the environment could not be had: {error}"
+        raise TryError(f"{what}; {mend(str(error), where)}") from error
+
+
+def _tell(console: Terminal) -> Callable[[pb.OpenEpisodeResponse], None]:
+    def tell(response: pb.OpenEpisodeResponse) -> None:
+        trying = f": {response.detail}, trying again" if response.detail else ""
+        if response.state != pb.EPISODE_STATE_FAILED:
+            console.print(f"{state_name(response)}{trying}", style="dim")
+
+    return tell
+
+
+def _show_ready(ready: pb.EpisodeReady, console: Terminal) -> None:
+    console.print(f"instance {ready.instance_id}, opened in {ready.open_time.ToTimedelta()}")
+    console.print(f"prompt   {ready.facts.prompt}")
+    for part in ready.initial_observation:
+        console.print(f"shows    {_text(part)}")
+    for tool in ready.tools:
+        schema = json.loads(tool.input_schema_json or "{}")
+        arguments = ", ".join(schema.get("properties", {}))
+        description = tool.description.splitlines()[:1]
+        console.print(f"tool     {tool.name}({arguments})  {''.join(description)}")
+
+
+async def _calls(stub: Any, episode_id: str, console: Terminal) -> list[bytes]:
+    """Make the calls that standard input names; returns what was said, as transcript lines."""
+    messages: list[bytes] = []
+    if sys.stdin is not None and sys.stdin.isatty():
+        console.print('\none call a line, such as  look {"at": "it"}  ; Ctrl-D ends and grades')
+    number = 0
+    lines = _standard_input()
+    while line := await _line(lines):
+        match = _CALL.fullmatch(line)
+        if match is None:
+            console.print(f"not a call: {line}  (a name, then a JSON object)")
+            continue
+        request = pb.CallToolRequest(
+            episode_id=episode_id,
+            call_seq=number,
+            name=match["name"],
+            arguments_json=match["arguments"] or "{}",
+        )
+        number += 1
+        answer = await stub.CallTool(request, timeout=_CALL_S)
+        outcome = pb.ToolOutcome.Name(answer.outcome).removeprefix("TOOL_OUTCOME_").lower()
+        texts = [_text(part) for part in answer.parts]
+        console.print(f"{match['name']}: {outcome}", *texts)
+        messages += [_message("assistant", line), _message("tool", "\n".join(texts))]
+        if answer.done:
+            break
+    return messages
+
+
+def _standard_input() -> asyncio.StreamReader:
+    """Standard input, read by a thread of which nobody waits for the end: at a terminal it blocks
+    until a line is typed. Unbuffered, because such a thread would keep the buffer's lock."""
+    loop = asyncio.get_running_loop()
+    lines = asyncio.StreamReader(limit=_LINE_BYTES)
+    if sys.stdin is None:
+        lines.feed_eof()
+        return lines
+    source = sys.stdin.fileno()
+
+    def read() -> None:
+        # The loop is closed when the episode has ended before its input.
+        with suppress(RuntimeError):
+            while chunk := _chunk(source):
+                loop.call_soon_threadsafe(lines.feed_data, chunk)
+            loop.call_soon_threadsafe(lines.feed_eof)
+
+    threading.Thread(target=read, name="standard input", daemon=True).start()
+    return lines
+
+
+def _chunk(source: int) -> bytes:
+    """What has come in; b"" at the end, which a terminal that was closed says by an error."""
+    try:
+        return os.read(source, _CHUNK_BYTES)
+    except OSError:
+        return b""
+
+
+async def _line(lines: asyncio.StreamReader) -> str:
+    """The next line that is not empty; "" at the end. Raises TryError."""
+    try:
+        while line := await lines.readline():
+            if text := line.decode("utf-8", "replace").strip():
+                return text
+    except ValueError as error:
+        raise TryError(f"a call is longer than {_LINE_BYTES} bytes") from error
+    return ""
+
+
+async def _grade(
+    stub: Any, episode_id: str, answer: str | None, messages: Sequence[bytes], console: Terminal
+) -> int:
+    header = pb.GradeHeader(episode_id=episode_id, final_answer=answer)
+    requests = [pb.GradeRequest(header=header)]
+    requests += [pb.GradeRequest(transcript_chunk=message) for message in messages]
+    grade: pb.GradeResponse = await stub.Grade(iter(requests), timeout=_GRADE_S)
+    for check in grade.checks_passed:
+        console.print(f"passed   {check}")
+    for check in grade.checks_failed:
+        console.print(f"failed   {check}")
+    for line in grade.suspicion.splitlines():
+        console.print(f"suspect  {line}")
+    if grade.HasField("reward"):
+        console.print(f"reward   {grade.reward:g}")
+        return _OK
+    console.print(f"no grade {no_grade_name(grade)}: {grade.no_grade.detail}")
+    return _FAILED
+
+
+def _message(role: str, content: str) -> bytes:
+    return json.dumps({"role": role, "content": content[:_MESSAGE_CHARS]}).encode() + b"\n"
+
+
+def _text(part: pb.ContentPart) -> str:
+    if part.HasField("text"):
+        return part.text
+    media = part.media
+    return f"[{media.mime}, {media.size_bytes} bytes, {media.width}x{media.height}]"

@@ -1,0 +1,25 @@
+"""`flotilla export`: the model of a run, for others to load."""
+
+import subprocess
+from pathlib import Path
+
+from services.common.child_environment import child_environment
+from services.common.interpreter import python
+from services.launcher.cli.commands import NoRunError, fail, run_dir_of
+
+
+def export(run_id: str, step: int | None, out: Path, runs: Path) -> int:
+    """Write the model of a checkpoint that a run keeps."""
+    try:
+        run_dir = run_dir_of(run_id, runs)
+    except NoRunError as error:
+        return fail(str(error))
+    # Checkpoints are the learner's: its own program reads them, in a process of its own.
+    command = [
+        *python("-m", "services.learner.checkpoints.export_command"),
+        str(run_dir),
+        "--out",
+        str(out),
+    ]
+    command += [] if step is None else ["--step", str(step)]
+    return subprocess.run(command, check=False, env=child_environment(ours=True)).returncode

@@ -1,0 +1,141 @@
+"""What `flotilla train` ends with: the before/after table, the curve, and where the files are."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from services.launcher.cli.terminal import Terminal
+
+METRICS_FILE = "metrics.jsonl"
+SUMMARY_FILE = "summary.json"
+CURVE_FILE = "curve.svg"
+# The learner's, once it is done.
+MODEL_FOLDER = "model"
+ALARMS_FILE = "alarms.jsonl"
+
+
+def read_summary(run_dir: Path) -> dict[str, Any] | None:
+    """The learner's summary; None where it has written none."""
+    path = run_dir / SUMMARY_FILE
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def add_total_seconds(run_dir: Path, total: float) -> None:
+    """Write how long it all took, as the user saw it, into the summary."""
+    summary = read_summary(run_dir)
+    if summary is None:
+        return
+    summary.setdefault("seconds", {})["total"] = round(total, 1)
+    draft = run_dir / f".{SUMMARY_FILE}"
+    draft.write_text(json.dumps(summary, indent=2) + "\n")
+    draft.replace(run_dir / SUMMARY_FILE)
+
+
+def table(summary: dict[str, Any], moments: Sequence[str] = ("before", "after")) -> Table:
+    """The evaluations of a run, line by line."""
+    drawn = Table(title="Held-out tasks, share passed")
+    drawn.add_column("")
+    for moment in moments:
+        drawn.add_column(moment.replace("_", " "), justify="right")
+    told = [summary["eval"].get(moment) or {} for moment in moments]
+    drawn.add_row("pass@1 at T = 1", *(_with_interval(each) for each in told))
+    for env in sorted({env for each in told for env in each.get("by_env", {})}):
+        values = (_percent(_pass(each.get("by_env", {}).get(env))) for each in told)
+        drawn.add_row(f"  {env}", *values)
+    drawn.add_row("greedy", *(_percent(each.get("greedy_pass_at_1")) for each in told))
+    if any(each.get("unseen_names") is not None for each in told):
+        values = (_percent(_pass(each.get("unseen_names"))) for each in told)
+        drawn.add_row("names RL never saw", *values)
+    return drawn
+
+
+def _pass(value: Any) -> float | None:
+    """A figure that stands alone or in a table of its own."""
+    return value.get("pass_at_1") if isinstance(value, dict) else value
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _with_interval(figures: dict[str, Any]) -> str:
+    text, interval = _percent(figures.get("pass_at_1")), figures.get("ci95")
+    if not interval:
+        return text
+    low, high = interval
+    return f"{text} [{low:.1%}, {high:.1%}]"
+
+
+def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
+    """The learner's metrics, one record a step; a line cut off by a kill is left out."""
+    path = run_dir / METRICS_FILE
+    if not path.exists():
+        return []
+    records: list[dict[str, Any]] = []
+    for line in path.read_text().splitlines():
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            continue
+    return records
+
+
+def series(records: list[dict[str, Any]], metric: str) -> tuple[list[int], list[float]]:
+    """Steps and values of one metric; of a step told twice (after a resume) the last counts."""
+    told = [r for r in records if "step" in r and r.get(metric) is not None]
+    values = {int(r["step"]): float(r[metric]) for r in told}
+    steps = sorted(values)
+    return steps, [values[step] for step in steps]
+
+
+def draw_curve(run_dir: Path) -> Path | None:
+    """Draw pass@1 over steps into the run's folder; None when there is nothing to draw."""
+    records = read_metrics(run_dir)
+    lines = {
+        "training tasks": series(records, "reward/avg_pass_at_1"),
+        "held-out tasks": series(records, "eval/all/pass_at_1"),
+    }
+    if not any(steps for steps, _ in lines.values()):
+        return None
+    # Costs most of a second, and only a run that has ended needs it.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    for (label, (steps, values)), style in zip(lines.items(), ("-", "o-"), strict=True):
+        axes.plot(steps, values, style, label=label)
+    axes.set(xlabel="optimizer step", ylabel="pass@1", ylim=(0, 1), title=run_dir.name)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    path = run_dir / CURVE_FILE
+    figure.savefig(path)
+    return path
+
+
+def print_report(run_dir: Path, console: Terminal, *, evaluated: bool = False) -> None:
+    """The table, if there was an evaluation, and the files. `evaluated`: without training."""
+    if not run_dir.exists():
+        text = (
+            f"The files of run {run_dir.name} are where its launcher runs, in runs/{run_dir.name}"
+        )
+        console.print(text, soft_wrap=True)
+        return
+    summary = read_summary(run_dir)
+    if summary is not None and summary.get("eval"):
+        console.print(table(summary, ("eval_only",) if evaluated else ("before", "after")))
+    draw_curve(run_dir)
+    files = {
+        SUMMARY_FILE: "before and after, as numbers",
+        CURVE_FILE: "learning curve",
+        MODEL_FOLDER: "the trained model, for transformers and vLLM",
+        METRICS_FILE: "every metric of every step",
+        ALARMS_FILE: "alarms, each with its cause and what to try",
+        "logs": "what each service wrote",
+        "spec.json": "the run spec",
+    }
+    for name, meaning in files.items():
+        if (run_dir / name).exists():
+            console.print(f"{run_dir / name}  {meaning}", soft_wrap=True)

@@ -1,0 +1,39 @@
+"""Commands that pass their arguments on to a tool of their own: `flotilla tiny` and `emulator`."""
+
+import typer
+
+from services.common.child_environment import child_environment
+from services.common.interpreter import python
+from services.launcher.cli.remote import OVERRIDES
+
+
+def add_to(app: typer.Typer) -> None:
+    settings = {**OVERRIDES, "help_option_names": []}
+    app.command(context_settings=settings)(tiny)
+    app.command(context_settings=settings)(emulator)
+
+
+def tiny(context: typer.Context) -> None:
+    """Build the tiny policy of the demo: `flotilla tiny build --seed 0 --out build/tiny-0`.
+
+    Takes the arguments of `python -m tools.tiny_policy`; `flotilla tiny --help` lists them.
+    """
+    import subprocess
+
+    command = python("-m", "tools.tiny_policy", *context.args)
+    raise typer.Exit(
+        subprocess.run(command, check=False, env=child_environment(ours=True)).returncode
+    )
+
+
+def emulator(context: typer.Context) -> None:
+    """Serve an emulator of Fleet on this machine: `flotilla emulator --port 8900`.
+
+    Takes the arguments of `python -m environments.fleet_emulator`; `flotilla emulator --help`
+    lists them, and says how Fleet's SDK finds it.
+    """
+    import os
+
+    # In place of this process, so that signals and a parent's end reach the emulator itself.
+    command = python("-m", "environments.fleet_emulator", *context.args)
+    os.execve(command[0], command, child_environment("FLOTILLA_ENV_TOKEN", ours=True))

@@ -1,0 +1,1 @@
+"""The launcher's tables of a run spec."""

@@ -1,0 +1,98 @@
+"""The launcher's own part of a run spec: `[launcher]`."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from services.common.config import Model
+from services.common.number_ranges import Seconds
+from services.launcher.config.notify import NotifyConfig
+from services.launcher.config.sky import SkyConfig
+from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, Policy
+
+
+class ServiceShape(Model):
+    """How many processes of a service, and how many GPUs each sees (0: what is there)."""
+
+    replicas: int = Field(default=1, ge=1, le=256)
+    gpus: int = Field(default=0, ge=0, le=64)
+
+
+class LearnerShape(Model):
+    """The learner is one process; its GPUs are shared out among its ranks."""
+
+    gpus: int = Field(default=0, ge=0, le=64)
+
+
+class LauncherConfig(Model):
+    """How a run is started, watched and ended."""
+
+    # `local`: processes of this machine. `sky`: machines that SkyPilot finds.
+    backend: Literal["local", "sky"] = "local"
+    sky: SkyConfig = SkyConfig()
+    # US dollars, and hours since the run was begun: what is reached first drains and stops it.
+    max_cost: float | None = Field(default=None, gt=0, le=1e9)
+    max_hours: float | None = Field(default=None, gt=0, le=10 * 8766)
+    notify: NotifyConfig = NotifyConfig()
+    # Probes of `flotilla doctor` to leave out, by name.
+    skip_probes: tuple[str, ...] = ()
+    # Each service serves Prometheus at a free port of its machine's loopback; `flotilla status`
+    # says where.
+    metrics: bool = False
+    env_gateway: ServiceShape = ServiceShape()
+    rollout: ServiceShape = ServiceShape()
+    learner: LearnerShape = LearnerShape()
+    # Modules to start in place of `services.X`: another implementation of the same contract. They
+    # are installed, or on PYTHONPATH; the working directory is not looked at.
+    modules: dict[str, str] = Field(default_factory=dict)
+    # Failures of one replica within the window before the launcher gives it up.
+    max_restarts: int = Field(default=5, ge=0, le=10_000)
+    restart_window_s: Seconds = 600.0
+    backoff_s: Seconds = 1.0
+    backoff_max_s: Seconds = 30.0
+    # From process start to the first serving heartbeat; loading a large model counts.
+    start_timeout_s: Seconds = 1800.0
+    # How long draining may take before processes are killed.
+    drain_s: Seconds = 60.0
+    # How long it is looked for what a run may have left, before a leak is suspected.
+    clean_s: float = Field(default=600.0, ge=0, le=7 * 86400)
+    heartbeat_interval_s: Seconds = 1.0
+    # A replica silent for so long is reported; only the end of its process counts as its death.
+    silent_after_s: Seconds = 30.0
+    # Services drain by themselves when the launcher has been silent for so long.
+    orphan_after_s: Seconds = 60.0
+
+    def policy(self) -> Policy:
+        return Policy(
+            max_restarts=self.max_restarts,
+            restart_window_s=self.restart_window_s,
+            backoff_s=self.backoff_s,
+            backoff_max_s=self.backoff_max_s,
+            start_timeout_s=self.start_timeout_s,
+            drain_s=self.drain_s,
+            attempts=self.sky.provision.attempts,
+            attempt_backoff_s=self.sky.provision.backoff_s,
+            setups=self.sky.provision.setups,
+            clean_s=self.clean_s,
+        )
+
+    def patience_s(self) -> float:
+        """How long services go on without a word from the launcher. On other machines it is their
+        watcher that ends them, and a launcher that comes back sooner finds them as they were."""
+        if self.backend == "sky":
+            return max(self.orphan_after_s, self.sky.unit_lease_s)
+        return self.orphan_after_s
+
+    def replicas(self) -> dict[str, int]:
+        return {
+            GATEWAY: self.env_gateway.replicas,
+            LEARNER: 1,
+            ROLLOUT: self.rollout.replicas,
+        }
+
+    def gpus(self) -> dict[str, int]:
+        return {
+            GATEWAY: self.env_gateway.gpus,
+            LEARNER: self.learner.gpus,
+            ROLLOUT: self.rollout.gpus,
+        }

@@ -1,0 +1,99 @@
+"""`[launcher.sky]`: which machines a run asks SkyPilot for, and how patiently."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from services.common.config import Model
+from services.common.number_ranges import Seconds
+
+
+class Machine(Model):
+    """One candidate, in SkyPilot's own words; what is left out is SkyPilot's to choose."""
+
+    # `lambda`, `aws/us-east-1`, `slurm/mycluster/gpu`, `kubernetes/context`, `ssh/pool`.
+    infra: str | None = None
+    # As in `H100:8`.
+    accelerators: str | None = None
+    # As in `8+`: at least so many.
+    cpus: str | None = None
+    # GiB, as in `64+`.
+    memory: str | None = None
+    # GB.
+    disk_size: int | None = Field(default=None, ge=1, le=1_000_000)
+    disk_tier: Literal["low", "medium", "high", "ultra", "best"] | None = None
+    use_spot: bool = False
+    image_id: str | None = None
+    # US dollars for one machine; dearer ones are not taken.
+    max_hourly_cost: float | None = Field(default=None, gt=0, le=1e6)
+
+
+class Machines(Model):
+    """Where the replicas of a service may run: one candidate, or several.
+
+    `any_of` takes the cheapest that is to be had, `ordered` the first.
+    """
+
+    any_of: tuple[Machine, ...] = ()
+    ordered: tuple[Machine, ...] = ()
+    # Machines of one replica. Only a learner's may be more than 1, in one private network: each
+    # runs `learner.rank.processes` of its ranks.
+    num_nodes: int = Field(default=1, ge=1, le=64)
+
+    @model_validator(mode="after")
+    def _one_list(self) -> Self:
+        if self.any_of and self.ordered:
+            raise ValueError("any_of: give it or ordered, not both")
+        return self
+
+    @property
+    def candidates(self) -> tuple[Machine, ...]:
+        return self.any_of or self.ordered or (Machine(),)
+
+
+class ProvisionConfig(Model):
+    """How often machines are asked for, and how long is waited in between."""
+
+    attempts: int = Field(default=4, ge=1, le=20)
+    # Seconds before the second attempt; doubled before each further one.
+    backoff_s: float = Field(default=120.0, ge=0, le=7 * 86400)
+    # Of one attempt, from asking to a machine that its watcher reports from.
+    timeout_s: Seconds = 1800.0
+    # Machines of a replica whose setup may fail, before what they are set up with is to blame.
+    setups: int = Field(default=2, ge=1, le=20)
+
+
+class SkyConfig(Model):
+    """A run on machines that SkyPilot finds."""
+
+    # `group`: one managed Job Group per run, rollouts are its dynamic members. `cluster`: a plain
+    # cluster per replica, for API servers without consolidation mode.
+    mode: Literal["group", "cluster"] = "group"
+    # Host of this launcher as the machines reach it; found out when absent.
+    advertise: str | None = None
+    # Port that the run's registry listens on; 0 is any free one.
+    registry_port: int = Field(default=0, ge=0, le=65535)
+    # `private`: all machines share a network. `public`: they reach each other by public addresses
+    # and opened ports; weights go by files or gRPC.
+    network: Literal["private", "public"] = "private"
+    # Port of the learner and the gateway on their machines; weights are served at the next one.
+    port: int = Field(default=50051, ge=1, le=65534)
+    # Leaves out the candidates of all other clouds; those that name none are asked for there.
+    cloud: str | None = Field(default=None, pattern=r"^[a-z0-9]+$")
+    learner: Machines = Machines()
+    env_gateway: Machines = Machines()
+    rollout: Machines = Machines()
+    # Shell that puts the environment in place on a fresh machine, in the code's folder.
+    setup: str = "make setup"
+    # Interpreter of the services there, as seen from the code's folder.
+    python: str = ".venv/bin/python"
+    # Commit whose code the machines get; that of the working tree when absent.
+    commit: str | None = None
+    # Names of environment variables to hand over as secrets, besides those that services declare.
+    secrets: tuple[str, ...] = ()
+    provision: ProvisionConfig = ProvisionConfig()
+    # A machine with nothing to do for so long gives itself back.
+    idle_minutes: int = Field(default=10, ge=1, le=7 * 1440)
+    # What runs on a machine ends when the launcher has been silent for so long.
+    unit_lease_s: Seconds = 900.0
+    labels: dict[str, str] = Field(default_factory=dict)

@@ -1,1 +1,0 @@
-"""What the `flotilla` command does and shows."""

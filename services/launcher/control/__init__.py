@@ -1,0 +1,2 @@
+"""Keeps runs as they are wanted. `reconcile.py` decides (pure), `supervisor.py` loops,
+`replica_actions.py` acts."""

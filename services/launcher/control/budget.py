@@ -1,0 +1,132 @@
+"""What a run costs, and when that is enough. Pure; amounts are US dollars.
+
+A replica costs the price of its machines for as long as it is started, and that of its service's
+first candidate for as long as nobody knows which it has. What has been spent is in the ledger with
+the run: whoever goes on with it adds to that what has passed since, and nothing twice.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from services.launcher.config.launcher import LauncherConfig
+from services.launcher.ports import Tick, Verdict
+from services.launcher.state import Cost, Outcome, Run
+
+# Of what is spent, or of the time that has passed, before people are warned.
+WARN_SHARE = 0.8
+TRAJECTORIES = "throughput/trajectories"
+
+
+class OverBudgetError(ValueError):
+    """The run would cost more than it may; the message names the key."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    """One bound of a run: how much of it was used when this was last asked, and now."""
+
+    key: str
+    outcome: Outcome
+    most: float | None
+    before: float
+    used: float
+    form: str
+
+    def __str__(self) -> str:
+        return f"{self.form.format(self.used)} of {self.form.format(self.most)}"
+
+
+def meter(tick: Tick) -> Verdict:
+    """Add what passed, and say whether the run may go on. Implements `Meter`."""
+    cost = accrue(tick.run, tick.prices, tick.cost, tick.passed_s)
+    if tick.run.ending:
+        return Verdict(cost)
+    notes: list[str] = []
+    for limit in _limits(tick, cost):
+        if limit.most is None:
+            continue
+        if limit.used >= limit.most:
+            return Verdict(cost, limit.outcome, f"launcher.{limit.key} is reached: {limit}")
+        # Said once: by the tick that crosses the line.
+        if limit.before < WARN_SHARE * limit.most <= limit.used:
+            notes.append(f"{WARN_SHARE:.0%} of launcher.{limit.key} are used: {limit}")
+    return Verdict(cost, None, "; ".join(notes))
+
+
+def _limits(tick: Tick, cost: Cost) -> tuple[_Limit, _Limit]:
+    config, before_h = tick.config, (tick.age_s - tick.passed_s) / 3600
+    budget = (config.max_cost, tick.cost.accrued, cost.accrued)
+    time = (config.max_hours, before_h, tick.age_s / 3600)
+    return (
+        _Limit("max_cost", Outcome.BUDGET, *budget, "${:,.2f}"),
+        _Limit("max_hours", Outcome.DEADLINE, *time, "{:.1f} h"),
+    )
+
+
+def accrue(run: Run, prices: Mapping[str, float], spent: Cost, passed_s: float) -> Cost:
+    """`spent`, and what the replicas that are started cost in so many seconds more."""
+    by_service = dict(spent.by_service)
+    accrued, per_hour = spent.accrued, 0.0
+    hours = max(0.0, passed_s) / 3600
+    for replica in run.replicas.values():
+        if not replica.live:
+            continue
+        price = prices.get(replica.service, 0.0) if replica.price is None else replica.price
+        per_hour += price
+        accrued += price * hours
+        by_service[replica.service] = by_service.get(replica.service, 0.0) + price * hours
+    return Cost(accrued, per_hour, by_service)
+
+
+def estimate(prices: Mapping[str, float], replicas: Mapping[str, int]) -> float:
+    """What an hour costs with so many replicas of each service."""
+    return sum(by_service(prices, replicas, 1.0).values())
+
+
+def by_service(
+    prices: Mapping[str, float], replicas: Mapping[str, int], hours: float | None
+) -> dict[str, float]:
+    """What so many replicas of each service cost in so many hours; nothing without a bound."""
+    if hours is None:
+        return {}
+    return {
+        service: prices[service] * count * hours
+        for service, count in replicas.items()
+        if prices.get(service)
+    }
+
+
+def check(config: LauncherConfig, prices: Mapping[str, float], accrued: float) -> None:
+    """Whether a run that has cost so much may begin: one hour more must fit into `max_cost`.
+
+    Raises OverBudgetError.
+    """
+    if config.max_cost is None:
+        return
+    replicas = config.replicas()
+    hourly = estimate(prices, replicas)
+    left = config.max_cost - accrued
+    if hourly <= left and left > 0:
+        return
+    parts = [
+        f"{count} {service} at ${prices[service]:,.2f}"
+        for service, count in replicas.items()
+        if prices.get(service)
+    ]
+    spent = f", of which ${accrued:,.2f} are spent" if accrued else ""
+    raise OverBudgetError(
+        f"launcher.max_cost: one hour costs ${hourly:,.2f} ({', '.join(parts) or 'no prices'});"
+        f" the run may cost ${config.max_cost:,.2f}{spent}. Raise it, ask for fewer replicas, or"
+        " for cheaper machines"
+    )
+
+
+def metrics(cost: Cost, learner: Mapping[str, float]) -> dict[str, float]:
+    """`cost/*` for the learner's trackers, out of what it said last; nothing without a price."""
+    if not cost.accrued and not cost.per_hour:
+        return {}
+    told = {"cost/accrued": cost.accrued, "cost/per_hour": cost.per_hour}
+    trajectories = learner.get(TRAJECTORIES, 0.0)
+    if trajectories > 0:
+        told["cost/per_1000_trajectories"] = 1000 * cost.accrued / trajectories
+    return told

@@ -1,0 +1,117 @@
+"""Writes what becomes of a run: its state, its events for people, its transitions for ever."""
+
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+from services.common import log
+from services.launcher import clock
+from services.launcher.progress import Progress
+from services.launcher.state import Key, Note, Replica, Run
+from services.launcher.store.ledger import Store
+from services.launcher.store.records import Transition
+
+_log = log.get_logger(__name__)
+
+
+class Scribe:
+    """Writes down what becomes of one run. What the disk has no room for now is written with
+    whatever comes next, so that a run outlives that."""
+
+    def __init__(self, store: Store, run: Run) -> None:
+        self._store = store
+        self._written = run
+        self._unwritten: list[Note] = []
+        self.behind = False
+
+    def write(self, run: Run, notes: list[Note], cause: str, starts: list[Key]) -> bool:
+        """Whether it is written. What is to be started is not remembered: it must be decided
+        again."""
+        try:
+            write(self._store, self._written, run, [*self._unwritten, *notes], cause, starts)
+        except sqlite3.Error as error:
+            _log.error("the ledger cannot be written", run_id=run.run_id, error=str(error))
+            if not starts:
+                self._unwritten += notes
+                self.behind = True
+            return False
+        self._written, self._unwritten, self.behind = run, [], False
+        return True
+
+
+def write(
+    store: Store, before: Run, run: Run, notes: Iterable[Note], cause: str, starts: Iterable[Key]
+) -> None:
+    """Make `run` the truth, in one transaction with the intent to start these replicas."""
+    now = clock.now()
+    changed = [r for r in run.replicas.values() if before.replicas.get(r.key) != r]
+    with store.transaction():
+        store.save(run, changed, now if run.state.ended else None)
+        store.add_transitions(run.run_id, now, _transitions(before, run, changed, cause))
+        for key in starts:
+            attempt = run.replicas[key].attempt
+            name = f"{key[0]}-{key[1]}"
+            store.operations.intend(run.run_id, "start", name, attempt=attempt)
+        for replica in changed:
+            if _shown(before.replicas.get(replica.key)) != _shown(replica):
+                store.add_event(run.run_id, now, "replica", replica_body(replica))
+        for note in notes:
+            store.add_event(run.run_id, now, "message", {"text": note.text})
+        if before.cost != run.cost:
+            store.add_event(run.run_id, now, "cost", asdict(run.cost))
+        if before.state is not run.state:
+            store.add_event(run.run_id, now, "state", {"state": run.state})
+    for note in notes:
+        _log.info("run", run_id=run.run_id, note=note.text)
+    if before.state is not run.state:
+        _log.info("run state", run_id=run.run_id, state=run.state.value)
+
+
+def write_progress(
+    store: Store, run_id: str, known: Progress, progress: Progress, now: float
+) -> None:
+    """Write what a learner has told of itself; each alarm that is raised or cleared since the
+    `known` is an event."""
+    with store.transaction():
+        store.save_progress(run_id, progress)
+        store.add_event(run_id, now, "progress", progress.body())
+        for change, alarms in (
+            ("cleared", [alarm for alarm in known.alarms if alarm not in progress.alarms]),
+            ("raised", [alarm for alarm in progress.alarms if alarm not in known.alarms]),
+        ):
+            for alarm in alarms:
+                store.add_event(run_id, now, "alarm", {"change": change, **asdict(alarm)})
+
+
+def _transitions(before: Run, run: Run, changed: list[Replica], cause: str) -> list[Transition]:
+    pairs = [
+        ("run", before.state, run.state),
+        ("outcome", before.outcome, run.outcome),
+        ("cleanup", before.cleanup, run.cleanup),
+        ("backend", before.unreachable and "unreachable", run.unreachable and "unreachable"),
+    ]
+    for replica in changed:
+        known = before.replicas.get(replica.key)
+        pairs.append((replica.label, known.state if known else "", replica.state))
+    why = run.unreachable or cause
+    return [Transition(what, old, new, why) for what, old, new in pairs if old != new]
+
+
+def replica_body(replica: Replica) -> dict[str, Any]:
+    """What an event says about a replica."""
+    return {
+        "service": replica.service,
+        "replica": replica.index,
+        "state": replica.state,
+        "phase": replica.phase,
+        "address": replica.address,
+        "metrics_address": replica.metrics_address,
+        "restarts": replica.restarts,
+        "pid": replica.unit.pid if replica.unit else 0,
+    }
+
+
+def _shown(replica: Replica | None) -> dict[str, Any] | None:
+    """What of a replica makes an event when it changes: its phase alone does not."""
+    return None if replica is None else {**replica_body(replica), "phase": ""}

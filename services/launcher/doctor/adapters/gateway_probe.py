@@ -1,0 +1,232 @@
+"""One episode of each environment, opened and graded, through a gateway of our own."""
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from flotilla.env_gateway.v1 import episode_service_pb2 as pb
+from flotilla.env_gateway.v1.episode_service_pb2_grpc import EpisodeServiceStub
+from services.common import rpc
+from services.common.interpreter import python
+from services.common.scratch import scratch
+from services.launcher.doctor.adapters.gateway_process import GatewayError, gateway
+from services.launcher.doctor.adapters.trial_episode import (
+    NotOpenedError,
+    is_slow,
+    mend,
+    no_grade_name,
+    opened,
+    opening,
+)
+from services.launcher.doctor.canaries import Canary, canaries
+from services.launcher.doctor.canary_results import Played, key_of_episode, now
+from services.launcher.doctor.dataset import FLEET_OPENENV
+from services.launcher.doctor.findings import Finding, Status, fail, first_line, ok, warn
+from services.launcher.doctor.ports import used_backends
+from services.launcher.doctor.prompts import UncountedError, prompts
+from services.launcher.doctor.run_context import Subject
+from services.launcher.security.env_filter import inherited
+from services.launcher.state import GATEWAY
+
+_CALL_S = 30.0
+# Beyond the time that one run of a verifier may take.
+_GRADE_MARGIN_S = 5.0
+_CLOSED_S = 10.0
+_AT_ONCE = 8
+# What the gateway imports besides what the launcher does.
+_PACKAGES = ("aiohttp", "PIL")
+_NO_MODULE = re.compile(r"No module named '(\w+)")
+_BRINGS = "pip install 'flotilla[env-gateway]', or `make setup`"
+# Episodes that have no tools: what the policy answers to the prompt is graded.
+_SINGLE_TURN = "single_turn"
+# Reasons that no other attempt would change. Others may be a matter of what was done.
+_NEVER = (
+    pb.NO_GRADE_REASON_NO_VERIFIER,
+    pb.NO_GRADE_REASON_INSTANCE_LOST,
+    pb.NO_GRADE_REASON_TIMEOUT,
+)
+
+
+async def episodes(subject: Subject) -> list[Finding]:
+    found, findings = await canaries(subject)
+    played, keys = Played(subject.folder), {}
+    due: list[Canary] = []
+    for canary in found:
+        key = keys[canary.env_key] = key_of_episode(subject, canary)
+        at = played.at(key, now()) if key else None
+        if at is None:
+            due.append(canary)
+        else:
+            day = time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+            findings.append(ok(f"{canary.env_key}: graded {day}, and nothing has changed since"))
+    if not due:
+        return findings
+    opened: dict[str, bytes] = {}
+    by_env = await _played(subject, due, opened)
+    single = frozenset(c.env_key for c in due if c.task.get("task_modality") == _SINGLE_TURN)
+    # What cannot be played is named at once: counting takes seconds of its own.
+    whole = {env: text for env, text in opened.items() if by_env[env].status is not Status.FAIL}
+    try:
+        counted = await prompts(subject, whole, single)
+    except UncountedError:
+        # Once there is something to count by, the episodes are played again.
+        return [*findings, *by_env.values()]
+    bad = {env for told in (by_env, counted) for env in told if told[env].status is not Status.OK}
+    good = set(by_env) - bad if "" not in counted else set[str]()
+    played.note([key for env in good if (key := keys.get(env))], now())
+    return [*findings, *by_env.values(), *counted.values()]
+
+
+async def _played(
+    subject: Subject, due: Sequence[Canary], opened: dict[str, bytes]
+) -> dict[str, Finding]:
+    """By environment what came of its episode; "" is what concerns all of them. `opened` gets what
+    each is that could be played."""
+    command = python("-m", "services.env_gateway", executable=_interpreter(subject))
+    lines: list[str] = []
+    with scratch() as (folder, _):
+        spec = folder / "spec.json"
+        spec.write_text(subject.plan.text)
+        try:
+            async with gateway(
+                *(spec, (), lines.append),
+                command=command,
+                environ=subject.environ,
+                inherits=inherited(subject.plan.spec, subject.plan.config, GATEWAY),
+            ) as (address, token):
+                return await _all(address, token, subject.section(GATEWAY), due, opened)
+        except GatewayError as error:
+            return {"": _unstarted(_short(str(error)))}
+
+
+def _unstarted(said: str) -> Finding:
+    """Of a gateway that ended before it served."""
+    if lacking := _NO_MODULE.search(said):
+        return fail(said, f"install {lacking[1]}: {_BRINGS}")
+    return fail(said, "correct [env_gateway]")
+
+
+def _interpreter(subject: Subject) -> str:
+    """The gateway's own packages are enough for it, but not for what backends start beside it.
+    Raises UnprobedError."""
+    backends = subject.section(GATEWAY)["backends"]
+    for name in sorted(used_backends(subject)) if subject.python is None else ():
+        if name == FLEET_OPENENV or (backends.get(name) or {}).get("command"):
+            raise subject.unprobed(f"env_gateway.backends.{name} starts processes of its packages")
+    return subject.interpreter(*_PACKAGES)
+
+
+async def _all(
+    address: str,
+    token: str,
+    section: Mapping[str, Any],
+    due: Sequence[Canary],
+    ready: dict[str, bytes],
+) -> dict[str, Finding]:
+    turn = asyncio.Semaphore(_AT_ONCE)
+    async with rpc.channel(address, token=token) as channel:
+        stub: Any = EpisodeServiceStub(channel)
+
+        async def one(canary: Canary) -> Finding:
+            async with turn:
+                return await _play(stub, section, canary, ready)
+
+        findings = await asyncio.gather(*map(one, due))
+        by_env = {canary.env_key: told for canary, told in zip(due, findings, strict=True)}
+        return {**by_env, **await _leaks(stub)}
+
+
+async def _play(
+    stub: Any, section: Mapping[str, Any], canary: Canary, ready: dict[str, bytes]
+) -> Finding:
+    """Open, grade and close: a policy that does nothing."""
+    env_key, where = canary.env_key, f"env_gateway.backends.{canary.backend}"
+    slow, limit_s = is_slow(section, env_key), float(section["open_timeout_s"])
+    request = opening(canary.task, "doctor")
+    try:
+        last = await opened(stub, request, limit_s=limit_s, slow=slow)
+    except NotOpenedError as error:
+        said = _short(str(error))
+        return fail(f"{env_key} cannot be opened: {said}", mend(said, where))
+    try:
+        finding = _offered(env_key, canary.task, last.ready)
+        if finding.status is not Status.OK:
+            return finding
+        ready[env_key] = last.ready.SerializeToString()
+        grade_s = float(section["verifiers"]["timeout_s"]) + _GRADE_MARGIN_S
+        return _judged(env_key, finding, await _grade(stub, last, grade_s))
+    except grpc.aio.AioRpcError as error:
+        known = rpc.service_error(error)
+        said = known.message if known else f"{error.code().name}: {error.details()}"
+        return fail(f"{env_key} cannot be graded: {_short(said)}", mend(said, where))
+    finally:
+        closing = pb.CloseEpisodeRequest(episode_id=last.episode_id)
+        await stub.CloseEpisode(closing, timeout=_CALL_S)
+
+
+def _offered(env_key: str, task: Mapping[str, Any], ready: pb.EpisodeReady) -> Finding:
+    names = sorted(tool.name for tool in ready.tools)
+    if not names and task.get("task_modality") != _SINGLE_TURN:
+        fix = "see whether the environment's MCP server is up, or correct task_modality"
+        return fail(f"{env_key} offers no tool", fix)
+    shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    return ok(f"{env_key}: {len(names)} tools ({shown})" if names else f"{env_key}: single turn")
+
+
+async def _grade(stub: Any, last: pb.OpenEpisodeResponse, limit_s: float) -> pb.GradeResponse:
+    header = pb.GradeHeader(
+        episode_id=last.episode_id, final_answer="", deadline=rpc.duration(limit_s)
+    )
+    said = [
+        {"role": "user", "content": last.ready.facts.prompt},
+        {"role": "assistant", "content": ""},
+    ]
+    lines = "".join(json.dumps(message) + "\n" for message in said)
+    requests = [
+        pb.GradeRequest(header=header),
+        pb.GradeRequest(transcript_chunk=lines.encode()),
+    ]
+    return await stub.Grade(iter(requests), timeout=limit_s + _GRADE_MARGIN_S)
+
+
+def _judged(env_key: str, offered: Finding, grade: pb.GradeResponse) -> Finding:
+    if grade.HasField("reward"):
+        return ok(f"{offered.detail}, doing nothing earns {grade.reward:g}")
+    reason, detail = grade.no_grade.reason, grade.no_grade.detail
+    what = f"{env_key}: no grade ({no_grade_name(grade)}): {_short(detail)}"
+    if reason == pb.NO_GRADE_REASON_NO_VERIFIER:
+        fix = (
+            "correct its tasks' env_id, or give them verifier_func, "
+            f"or set env_gateway.environments.{env_key}.verifier"
+        )
+        return fail(what, fix)
+    if reason in _NEVER or not grade.attempts:
+        return fail(what, "`flotilla env try` repeats it by hand")
+    fix = "have it return 0 there, if only attempts that did something can be graded"
+    return warn(f"{what}; so it goes for an attempt that does nothing", fix)
+
+
+async def _leaks(stub: Any) -> dict[str, Finding]:
+    """Whether every instance that was made is closed again."""
+    until = asyncio.get_running_loop().time() + _CLOSED_S
+    while True:
+        status: pb.GetStatusResponse = await stub.GetStatus(pb.GetStatusRequest(), timeout=_CALL_S)
+        left = status.instances_created - status.instances_closed
+        if not left and not status.delete_backlog:
+            return {}
+        if asyncio.get_running_loop().time() > until:
+            what = f"{left} instances of these episodes may not be closed"
+            return {"": fail(what, "end them at the backend")}
+        await asyncio.sleep(0.1)
+
+
+def _short(text: str) -> str:
+    """The last line that says something: a gateway's log ends with what ended it."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return first_line(lines[-1] if lines else text, 800)

@@ -1,0 +1,247 @@
+"""Asks Fleet, Weights & Biases and Slack whether they know our keys: one request each."""
+
+import base64
+import netrc
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import httpx
+
+from services.common.parsing import Limits
+from services.launcher.adapters.http_answers import ask, object_of
+from services.launcher.doctor.dataset import FLEET_BACKENDS, Version
+from services.launcher.doctor.findings import (
+    Finding,
+    NotApplicableError,
+    fail,
+    first_line,
+    ok,
+    warn,
+)
+from services.launcher.doctor.ports import used_backends
+from services.launcher.doctor.run_context import Subject
+from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
+
+_REQUEST_S = 8.0
+# Fleet tells tasks with their verifiers.
+_ANSWERS = Limits(bytes=2**26, values=2**20)
+_WANDB_URL = "https://api.wandb.ai"
+_VIEWER = "query Viewer { viewer { username teams { edges { node { name } } } } }"
+_SLACK_SCOPE = "chat:write"
+_SLACK_FIXES = {
+    "invalid_auth": "make a new bot token and export it",
+    "not_authed": "export the bot token (xoxb-...)",
+    "token_revoked": "the app was uninstalled: install it again, and export the new token",
+    "account_inactive": "the bot was deactivated: install the app again",
+}
+
+
+class _RefusedError(Exception):
+    """No answer that can be used; the message says why."""
+
+
+async def fleet(subject: Subject) -> list[Finding]:
+    url, variable, key = _fleet_access(subject)
+    if not key:
+        return [fail(f"{variable} is not set", f"export {variable}, or correct api_key_env")]
+    async with _client(key) as http:
+        try:
+            answer = await _asked(http, "GET", f"{url}/v1/account")
+        except httpx.HTTPError as error:
+            fix = "correct the backend's url, or see whether it can be reached from here"
+            return [fail(f"{url} cannot be reached: {_said(error)}", fix)]
+    if answer.status_code in (401, 403):
+        what = f"{url} refuses the key in {variable} ({answer.status_code})"
+        return [fail(what, f"export {variable} anew, from Fleet's dashboard")]
+    if answer.status_code != 200:
+        what = f"{url}/v1/account answered {answer.status_code}: {first_line(answer.text, 100)}"
+        return [fail(what, "see whether the backend's url is Fleet's control plane")]
+    return await _account(answer, url, subject)
+
+
+async def _account(answer: httpx.Response, url: str, subject: Subject) -> list[Finding]:
+    body = await _object(answer)
+    limit, used = body.get("instance_limit"), body.get("instance_count", 0)
+    told = ok(f"{url} knows the key, of {body.get('team_name') or 'a team without a name'}")
+    rollout = subject.sections.get(ROLLOUT)
+    if rollout is None or not isinstance(limit, int) or not isinstance(used, int):
+        return [told]
+    wanted = rollout["max_attempts"] * subject.plan.config.replicas()[ROLLOUT]
+    if wanted <= limit - used:
+        return [told]
+    what = f"{wanted} attempts at once, but Fleet allows {limit} instances, {used} of them in use"
+    return [told, warn(what, "lower rollout.max_attempts, or end what else uses instances")]
+
+
+def _fleet_access(subject: Subject) -> tuple[str, str, str]:
+    """Address, variable of the key, and key. Raises NotApplicableError."""
+    section = subject.section(GATEWAY)
+    used = [name for name in FLEET_BACKENDS if name in used_backends(subject)]
+    if not used:
+        raise NotApplicableError("no environment is Fleet's")
+    config = section["backends"][used[0]]
+    if config["command"]:
+        raise NotApplicableError("the gateway starts an emulator of Fleet, which takes any key")
+    variable = config["api_key_env"] or "FLEET_API_KEY"
+    return config["url"].rstrip("/"), variable, subject.environ.get(variable, "").strip()
+
+
+async def fleet_versions(subject: Subject, versions: Sequence[Version]) -> list[Finding]:
+    """Whether Fleet has these environments, in these versions, with this data."""
+    url, variable, key = _fleet_access(subject)
+    if not key:
+        raise NotApplicableError(f"{variable} is not set")
+    findings: list[Finding] = []
+    async with _client(key) as http:
+        for env_key in sorted({version.env_key for version in versions}):
+            wanted = [version for version in versions if version.env_key == env_key]
+            try:
+                findings += await _environment(http, url, env_key, wanted)
+            except (httpx.HTTPError, _RefusedError) as error:
+                fix = "see the probe `fleet`"
+                findings.append(fail(f"Fleet cannot be asked for {env_key}: {_said(error)}", fix))
+    return findings or [ok("Fleet has their environments, versions and data")]
+
+
+async def _environment(
+    http: httpx.AsyncClient, url: str, env_key: str, wanted: Sequence[Version]
+) -> list[Finding]:
+    answer = await _asked(http, "GET", f"{url}/v1/env/{quote(env_key, safe='')}")
+    if answer.status_code in (400, 404):
+        fix = "correct env_id in the task file, or ask Fleet for access to that environment"
+        return [fail(f"Fleet has no environment {env_key}", fix)]
+    have = (await _object(answer)).get("versions") or {}
+    findings: list[Finding] = []
+    for version in sorted({w.env_version for w in wanted} - {""}):
+        if version not in have and f"v{version}" not in have:
+            what = f"Fleet has no version {version} of {env_key}, but {', '.join(sorted(have))}"
+            findings.append(fail(what, "correct `version` in the task file"))
+    data = sorted({w.data_version for w in wanted} - {""})
+    return [*findings, *[f for v in data for f in await _data(http, url, env_key, v)]]
+
+
+async def _data(
+    http: httpx.AsyncClient, url: str, env_key: str, data_version: str
+) -> list[Finding]:
+    """Fleet lists data only by the team's tasks: where it has none at all, nothing is known."""
+    query = {"env_key": env_key, "data_version": data_version}
+    here = await _object(await _asked(http, "GET", f"{url}/v1/tasks", params=query))
+    if here.get("tasks"):
+        return []
+    query = {"env_key": env_key}
+    every = await _object(await _asked(http, "GET", f"{url}/v1/tasks", params=query))
+    known = sorted({str(t.get("data_version") or "") for t in every.get("tasks") or ()} - {""})
+    what = f"Fleet lists no task of {env_key}@{data_version}"
+    if known:
+        return [fail(f"{what}, but of {', '.join(known)}", "correct data_version in the task file")]
+    return [warn(what, "see what the probe `episodes` says, which opens one")]
+
+
+async def wandb(subject: Subject) -> list[Finding]:
+    tracking = subject.section(LEARNER)["tracking"]
+    if "wandb" not in tracking["backends"]:
+        raise NotApplicableError("learner.tracking.backends does not name wandb")
+    if tracking["mode"] == "offline" or subject.environ.get("WANDB_MODE") == "offline":
+        raise NotApplicableError("wandb is offline by configuration")
+    say = fail if tracking["mode"] == "online" else warn
+    url = subject.environ.get("WANDB_BASE_URL", _WANDB_URL).rstrip("/")
+    key = subject.environ.get("WANDB_API_KEY", "").strip() or _login(url, subject.environ)
+    if not key:
+        return [say("no key of wandb: the run would go offline", "export WANDB_API_KEY")]
+    try:
+        viewer = await _viewer(url, key)
+    except httpx.HTTPError as error:
+        return [say(f"{url} cannot be reached: {_said(error)}", "correct WANDB_BASE_URL")]
+    except _RefusedError as error:
+        # A key that is refused stops the run in any mode.
+        return [fail(str(error), f"export WANDB_API_KEY anew, from {url}/authorize")]
+    return _viewer_findings(viewer, tracking["entity"])
+
+
+async def _viewer(url: str, key: str) -> Mapping[str, Any]:
+    """Who the key is. Raises httpx.HTTPError, _RefusedError."""
+    login = base64.b64encode(f"api:{key}".encode()).decode()
+    async with _client() as http:
+        headers = {"Authorization": f"Basic {login}"}
+        asked = {"query": _VIEWER}
+        answer = await _asked(http, "POST", f"{url}/graphql", json=asked, headers=headers)
+    if answer.status_code in (401, 403):
+        raise _RefusedError(f"{url} refuses the key of wandb ({answer.status_code})")
+    viewer = ((await _object(answer)).get("data") or {}).get("viewer")
+    if not viewer:
+        raise _RefusedError(f"{url} does not know the key of wandb")
+    return viewer
+
+
+def _viewer_findings(viewer: Mapping[str, Any], entity: str | None) -> list[Finding]:
+    name = str(viewer.get("username"))
+    edges = (viewer.get("teams") or {}).get("edges") or ()
+    teams = {str(edge["node"]["name"]) for edge in edges}
+    if entity is not None and teams and entity not in {name, *teams}:
+        what = f"{name} is not in learner.tracking.entity {entity}, but in {', '.join(teams)}"
+        return [fail(what, "correct entity, or use a key of that team")]
+    return [ok(f"wandb knows the key, of {name}")]
+
+
+def _login(url: str, environ: Mapping[str, str]) -> str:
+    """The key that `wandb login` left, "" for none."""
+    path = environ.get("NETRC") or Path("~/.netrc").expanduser()
+    try:
+        found = netrc.netrc(path).authenticators(urlsplit(url).hostname or "")
+    except (OSError, netrc.NetrcParseError):
+        return ""
+    return found[2] or "" if found else ""
+
+
+async def slack(subject: Subject) -> list[Finding]:
+    notify = subject.plan.config.notify
+    if notify.slack.channel is None or notify.disable_slack:
+        raise NotApplicableError("no message goes to Slack")
+    variable = notify.slack.token_env
+    token = subject.environ.get(variable, "").strip()
+    if not token:
+        fix = f"export {variable}, or set launcher.notify.disable_slack"
+        return [fail(f"{variable} is not set", fix)]
+    url = f"{notify.slack.api_url.rstrip('/')}/auth.test"
+    async with _client(token) as http:
+        try:
+            answer = await _asked(http, "POST", url)
+            body = await _object(answer)
+        except (httpx.HTTPError, _RefusedError) as error:
+            fix = "correct launcher.notify.slack.api_url, or see whether Slack can be reached"
+            return [fail(f"{url} gave no answer: {_said(error)}", fix)]
+    if not body.get("ok"):
+        reason = str(body.get("error"))
+        fix = _SLACK_FIXES.get(reason, "see https://api.slack.com/methods/auth.test")
+        return [fail(f"Slack refuses the token in {variable}: {reason}", fix)]
+    scopes = [scope.strip() for scope in answer.headers.get("x-oauth-scopes", "").split(",")]
+    if scopes != [""] and _SLACK_SCOPE not in scopes:
+        what = f"the token in {variable} may not post: it lacks the scope {_SLACK_SCOPE}"
+        return [fail(what, "add the scope to the app, install it again, export the new token")]
+    return [ok(f"Slack knows the token, of {body.get('user')} in {body.get('team')}")]
+
+
+def _client(bearer: str = "") -> httpx.AsyncClient:
+    headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
+    return httpx.AsyncClient(timeout=_REQUEST_S, headers=headers)
+
+
+async def _asked(http: httpx.AsyncClient, method: str, url: str, **request: Any) -> httpx.Response:
+    return await ask(http, method, url, limits=_ANSWERS, **request)
+
+
+async def _object(answer: httpx.Response) -> dict[str, Any]:
+    """The JSON object of a 200. Raises _RefusedError."""
+    try:
+        if answer.status_code == 200:
+            return await object_of(answer, _ANSWERS)
+    except ValueError:
+        pass
+    said = first_line(answer.text[:1000], 100)
+    raise _RefusedError(f"{answer.url.host} answered {answer.status_code}: {said}")
+
+
+def _said(error: Exception) -> str:
+    return str(error) or type(error).__name__

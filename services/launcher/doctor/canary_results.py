@@ -1,0 +1,158 @@
+"""Episodes that were graded before, so that the same is not played again."""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import sysconfig
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from services.launcher.doctor.canaries import Canary
+from services.launcher.doctor.dataset import FLEET_BACKENDS, version_of
+from services.launcher.doctor.run_context import Subject
+from services.launcher.state import GATEWAY, ROLLOUT
+
+FILE = ".doctor.json"
+# Packages of a server, and what else nobody can see from here, change in time.
+_GOOD_FOR_S = 7 * 86400.0
+_KEPT = 512
+# A folder with more is no environment's own.
+_MOST_FILES = 4000
+_ROOT = Path(__file__).resolve().parents[3]
+
+
+class Played:
+    """When which episode was graded last, in a file of the folder of all runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+
+    def at(self, key: str, now: float) -> float | None:
+        """Seconds since the epoch; None where it has to be played."""
+        at = self._read().get(key)
+        return at if at is not None and 0 <= now - at < _GOOD_FOR_S else None
+
+    def note(self, keys: Iterable[str], now: float) -> None:
+        """These were graded. A file that cannot be written only costs the next run an episode."""
+        known = {**self._read(), **dict.fromkeys(keys, now)}
+        newest = sorted(known.items(), key=lambda item: item[1])[-_KEPT:]
+        draft = self._path.with_suffix(f".{os.getpid()}")
+        with suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            draft.write_text(json.dumps(dict(newest)))
+            draft.replace(self._path)
+
+    def _read(self) -> dict[str, float]:
+        try:
+            found = json.loads(self._path.read_text())
+            return {str(key): float(at) for key, at in found.items()}
+        except (OSError, ValueError, TypeError, AttributeError):
+            return {}
+
+
+def key_of_episode(subject: Subject, canary: Canary) -> str | None:
+    """A digest of all that an episode's grade depends on; None where that cannot be told, as of a
+    server that somebody else runs."""
+    section = subject.section(GATEWAY)
+    server = _server(section, canary)
+    if server is None:
+        return None
+    own = section["environments"].get(canary.env_key) or {}
+    files = [own.get("verifier"), section["verifiers"]["digests"]]
+    version = version_of(canary.task)
+    parts = [
+        (version.env_key, version.env_version, version.data_version),
+        canary.verifier,
+        canary.task.get("task_modality"),
+        section,
+        [_content(Path(path)) for path in files if path],
+        server,
+        _reader(subject),
+        # What runs the verifiers, and the gateway.
+        _stats([_ROOT / "services/env_gateway", _ROOT / "environments/verifiers.sha256"]),
+        (str(subject.python or sys.executable), _packages()),
+        (shutil.which("bwrap"), os.geteuid()),
+    ]
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+
+
+def _reader(subject: Subject) -> object:
+    """What the length of its prompt depends on, and what it must not exceed."""
+    policy, rollout = subject.shared.policy, subject.sections.get(ROLLOUT, {})
+    keys = ("prompt", "max_input_length", "max_generate_length")
+    files = ("tokenizer.json", "chat_template.jinja", "tokenizer_config.json")
+    return (
+        (policy.model, policy.revision, policy.trust_remote_code),
+        [rollout.get(key) for key in keys],
+        [_content(Path(policy.model) / name) for name in files],
+    )
+
+
+def now() -> float:
+    return time.time()
+
+
+def _server(section: Mapping[str, Any], canary: Canary) -> object:
+    """What tells one server of the environment from another; None where nothing does."""
+    config = section["backends"].get(canary.backend) or {}
+    if canary.backend == "embedded":
+        return _stats([_ROOT / "environments"])
+    command = config.get("command")
+    if command:
+        return _code_of(command)
+    return config.get("url") if canary.backend in FLEET_BACKENDS else None
+
+
+def _code_of(command: Sequence[str]) -> object:
+    """The state of the Python files that a command runs, and of those beside them."""
+    files = [path for pair in pairwise(("", *command)) for path in _code(*pair)]
+    return _stats(files) if files else None
+
+
+def _code(before: str, word: str) -> list[Path]:
+    if before == "-m":
+        tops = {base / word.partition(".")[0] for base in (Path.cwd(), _ROOT)}
+        return sorted(top for top in tops if top.is_dir())
+    path = Path(word)
+    if path.suffix != ".py" or not path.is_file():
+        return []
+    # Not all that is below: it may be somebody's home.
+    return [path, *path.parent.glob("*.py"), *path.parent.glob("*/*.py")]
+
+
+def _stats(paths: Sequence[Path]) -> object:
+    """Name, size and time of each Python file below; None for too many of them."""
+    found: list[tuple[str, int, int]] = []
+    for path in _files(paths):
+        with suppress(OSError):
+            stat = path.stat()
+            found.append((str(path), stat.st_size, stat.st_mtime_ns))
+        if len(found) > _MOST_FILES:
+            return None
+    return sorted(found)
+
+
+def _files(paths: Sequence[Path]) -> Iterator[Path]:
+    for path in paths:
+        yield from [path] if path.is_file() else path.rglob("*.py")
+
+
+def _content(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        return str(error)
+
+
+def _packages() -> int:
+    """When something was installed last."""
+    with suppress(OSError):
+        return Path(sysconfig.get_path("purelib")).stat().st_mtime_ns
+    return 0

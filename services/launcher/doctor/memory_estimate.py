@@ -1,0 +1,150 @@
+"""What a run takes of memory and disk, from the model's figures and the spec. Pure.
+
+The trainer keeps parameters in float32 whatever the compute dtype: 4 bytes a parameter, as many for
+its gradient, 8 for AdamW's moments. What activations take is an estimate, and told as such.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from services.launcher.doctor.model_size import Figures
+
+GIB = 2**30
+_FLOAT32 = 4
+_GRADIENT, _MOMENTS = 4, 8
+# Versions of the weights in shared memory, as the learner publishes them.
+_SLOTS = 3
+_CPU_KV_BYTES = 256 * 2**20
+# A Python process with torch, or with vLLM's engine, before it has loaded anything.
+_PROCESS_BYTES = GIB
+# Tensors of one decoder layer that the backward pass needs, in widths of the hidden state.
+_LAYER_WIDTHS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """In bytes. `device` is of one GPU and 0 on a CPU; `host` is of the whole service."""
+
+    host: int
+    device: int = 0
+    # The part of `device`, or of `host` on a CPU, that is only estimated.
+    estimated: int = 0
+    # Of each of its machines.
+    gpus: int = 0
+
+    @property
+    def certain(self) -> int:
+        """The least of what the device, or the host of a CPU, needs."""
+        return (self.device or self.host) - self.estimated
+
+
+def item_bytes(dtype: str) -> int:
+    return _FLOAT32 if dtype == "float32" else 2
+
+
+def learner(model: Figures, dtype: str, max_len: int, section: Mapping[str, Any]) -> Needs:
+    """All ranks together on the host; one rank on its device."""
+    rank, algorithm = section["rank"], section["algorithm"]
+    cuda, count = rank["device"] == "cuda", model.parameters
+    models = 2 if algorithm["advantage"] == "gae" else 1
+    state = count * (_FLOAT32 + _GRADIENT)
+    optimizer = count * _MOMENTS
+    # Offloaded, AdamW's own copies of parameters and gradients come on top of its moments: 15.6
+    # bytes a parameter were measured on a 4B model.
+    aside = count * (_MOMENTS + _FLOAT32 + _GRADIENT) if rank["offload_optimizer"] else 0
+    near = models * (state + (0 if aside else optimizer))
+    far = models * aside
+    # Without a KL term no reference policy is loaded.
+    reference = count * _FLOAT32 if algorithm["kl"]["coefficient"] > 0 else 0
+    if cuda and not rank["offload_reference"]:
+        near += reference
+    else:
+        far += reference
+    work = activations(model, dtype, max_len, rank)
+    processes = rank["processes"]
+    if cuda:
+        return Needs(processes * (far + _PROCESS_BYTES), near + work, work, processes)
+    return Needs(processes * (near + far + work + _PROCESS_BYTES), 0, processes * work)
+
+
+def activations(model: Figures, dtype: str, max_len: int, rank: Mapping[str, Any]) -> int:
+    """Of the longest forward and backward pass, with the logits of one piece of the head."""
+    width = item_bytes(dtype)
+    tokens = max(rank["pack_tokens"], max_len)
+    layer = tokens * width * (_LAYER_WIDTHS * model.hidden + 3 * model.intermediate)
+    if rank["gradient_checkpointing"]:
+        layers = model.layers * tokens * model.hidden * width + layer
+    else:
+        layers = model.layers * layer
+    return layers + head(model, rank)
+
+
+def head(model: Figures, rank: Mapping[str, Any]) -> int:
+    """Logits of one piece, their softmax and its gradient, in float32."""
+    return 3 * _FLOAT32 * rank["head_chunk"] * model.vocab
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One rollout replica: weights on each of its devices, and what is left for the KV cache."""
+
+    weights: int
+    # Keys and values of one sequence of full length, on each device.
+    sequence: int
+    max_num_seqs: int
+    # None: what `share` of the device leaves.
+    cache: int | None
+    share: float
+    # 0 on a CPU.
+    gpus: int
+
+    @property
+    def gpu(self) -> bool:
+        return self.gpus > 0
+
+    def room(self, device_bytes: int) -> int:
+        """For the KV cache; negative where the weights alone are too large."""
+        if self.cache is not None:
+            return min(self.cache, device_bytes - self.weights)
+        return int(self.share * device_bytes) - self.weights
+
+    @property
+    def host(self) -> int:
+        """Of the machine's own memory."""
+        own = self.weights if self.gpu else self.weights + (self.cache or 0)
+        return own + _PROCESS_BYTES
+
+
+def engine(model: Figures, dtype: str, max_len: int, section: Mapping[str, Any]) -> Engine:
+    options = section["engine"]
+    gpu, parallel = options["device"] == "cuda", options["tensor_parallel"]
+    width = item_bytes(dtype)
+    cache = options["kv_cache_memory_bytes"]
+    split = min(parallel, model.kv_heads)
+    tokens = min(max_len, section["max_input_length"] + section["max_generate_length"])
+    return Engine(
+        weights=model.parameters * width // parallel,
+        sequence=model.kv_bytes(width) * tokens // split,
+        max_num_seqs=options["max_num_seqs"],
+        cache=cache if cache is not None or gpu else _CPU_KV_BYTES,
+        share=options["gpu_memory_utilization"],
+        gpus=parallel if gpu else 0,
+    )
+
+
+def shared_memory(model: Figures, dtype: str) -> int:
+    """The weights' slots in /dev/shm, from which every engine of the machine loads."""
+    return _SLOTS * model.parameters * item_bytes(dtype)
+
+
+def checkpoints(model: Figures, dtype: str, section: Mapping[str, Any]) -> int:
+    """Those that are kept, the one that is being written, and the final model."""
+    models = 2 if section["algorithm"]["advantage"] == "gae" else 1
+    one = models * model.parameters * (_FLOAT32 + _MOMENTS)
+    return (section["checkpoint"]["keep"] + 1) * one + model.parameters * item_bytes(dtype)
+
+
+def gib(size: float) -> str:
+    """`12.3 GiB`, or MiB below one tenth of it."""
+    return f"{size / GIB:.1f} GiB" if size >= GIB / 10 else f"{size / 2**20:.1f} MiB"

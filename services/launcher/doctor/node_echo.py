@@ -1,0 +1,114 @@
+"""Whether the nodes of a run hear each other over gRPC: with its largest messages, and its TLS."""
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import grpc.aio
+
+from services.common import rpc
+from services.common.arguments import TOKEN_VARIABLE
+from services.common.child_environment import child_environment
+from services.common.errors import ConfigError
+from services.common.interpreter import python
+from services.common.tls import TLS_VARIABLE, Tls, likely_cause
+from services.launcher.doctor.echo_server import METHOD, SERVICE
+from services.launcher.doctor.findings import Finding, fail, first_line, ok
+from services.launcher.doctor.run_context import Subject
+from services.launcher.state import GATEWAY, LEARNER, ROLLOUT
+
+# As large as messages of the contracts get.
+_MESSAGE = bytes(2**20)
+_CALL_S = 8.0
+# Those that are called; rollouts only call.
+_SERVERS = (GATEWAY, LEARNER)
+_FIREWALL = "see whether it runs, and whether firewalls let its port through"
+IDENTITY = "start both sides with the same FLOTILLA_TOKEN, and with --tls-dir of the same run"
+NO_TOKEN = fail(
+    f"{TOKEN_VARIABLE} is not set", f"export the {TOKEN_VARIABLE} that the nodes were started with"
+)
+_OLD = "start the echo there anew, with the version that is here"
+
+
+async def echo(subject: Subject) -> list[Finding]:
+    if subject.nodes:
+        token = subject.environ.get(TOKEN_VARIABLE, "")
+        if not token:
+            return [NO_TOKEN]
+        calls = [_call(node, LEARNER, token, subject.tls) for node in subject.nodes]
+        return list(await asyncio.gather(*calls))
+    return await _between_own(subject)
+
+
+async def _between_own(subject: Subject) -> list[Finding]:
+    """Processes in the places of gateway and learner, called as a rollout does."""
+    token = secrets.token_urlsafe(32)
+    members: dict[str, Tls] = {}
+    if subject.backend != "local":
+        from services.launcher.security.certificates import mint_run
+
+        members = dict(mint_run("doctor").members)
+    async with AsyncExitStack() as stack:
+        servers = [_served(subject, token, members.get(service)) for service in _SERVERS]
+        try:
+            addresses = [await stack.enter_async_context(server) for server in servers]
+        except ConfigError as error:
+            return [fail(str(error), "see whether processes of this machine may listen at all")]
+        caller = members.get(ROLLOUT)
+        pairs = zip(addresses, _SERVERS, strict=True)
+        return list(
+            await asyncio.gather(*(_call(at, service, token, caller) for at, service in pairs))
+        )
+
+
+@asynccontextmanager
+async def _served(subject: Subject, token: str, tls: Tls | None) -> AsyncGenerator[str]:
+    """The address of an echo in a process of its own. Raises ConfigError."""
+    secret = {TOKEN_VARIABLE: token, **({TLS_VARIABLE: tls.to_text()} if tls else {})}
+    process = await asyncio.create_subprocess_exec(
+        *python("-m", "services.launcher.doctor.echo_server", "--until-eof"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**child_environment(ours=True, environ=subject.environ), **secret},
+    )
+    assert process.stdout is not None and process.stderr is not None
+    try:
+        line = await process.stdout.readline()
+        if not line:
+            said = (await process.stderr.read()).decode(errors="replace")
+            raise ConfigError(first_line(said) or "an echo ended without a word")
+        yield json.loads(line)["address"]
+    finally:
+        if process.returncode is None:
+            process.kill()
+        # Also reads what is left in its pipes, which closes them.
+        await process.communicate()
+
+
+async def _call(address: str, service: str, token: str, tls: Tls | None) -> Finding:
+    try:
+        async with rpc.channel(
+            address, token=token, tls=tls, peer=service, wait_for_ready=False
+        ) as channel:
+            call: Any = channel.unary_unary(f"/{SERVICE}/{METHOD}")
+            answer = await call(_MESSAGE, timeout=_CALL_S)
+    except ConfigError as error:
+        return fail(f"{address}: {error}", IDENTITY)
+    except grpc.aio.AioRpcError as error:
+        return refusal(address, error)
+    if answer != _MESSAGE:
+        return fail(f"{address} gave back something else", "see what listens there")
+    return ok(f"{address} gave {len(_MESSAGE)} bytes back {'under TLS' if tls else 'in clear'}")
+
+
+def refusal(address: str, error: grpc.aio.AioRpcError) -> Finding:
+    """Why a node's echo does not answer."""
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return fail(f"{address} is no echo, or one of an older version", _OLD)
+    said = likely_cause(error.details()) or f"{error.code().name}: {error.details()}"
+    stranger = error.code() is grpc.StatusCode.UNAUTHENTICATED or "certificate" in said
+    return fail(f"{address} does not answer: {said}", IDENTITY if stranger else _FIREWALL)

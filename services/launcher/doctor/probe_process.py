@@ -1,0 +1,72 @@
+"""Probes that block, in processes of their own: a deadline can end those."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from services.common import interpreter
+from services.common.child_environment import child_environment
+from services.common.text import say_json
+from services.launcher.doctor.findings import Finding, Status, fail, first_line
+
+_ADAPTERS = "services.launcher.doctor.adapters"
+
+
+async def output_of(
+    command: Sequence[str],
+    given: bytes,
+    environ: Mapping[str, str],
+    handed: Sequence[int] = (),
+    also: Sequence[str] = (),
+) -> tuple[int, str, str]:
+    """Exit code, output and errors of a command, which gets the descriptors `handed` to it and, of
+    `environ`, what any process of ours gets and what is named `also`. Cancelled, it ends all that
+    the command is."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=child_environment(*also, ours=True, environ=environ),
+        pass_fds=handed,
+        start_new_session=True,
+    )
+    try:
+        output, errors = await process.communicate(given)
+    finally:
+        with suppress(ProcessLookupError):
+            # Also what a probe that answered has left behind.
+            os.killpg(process.pid, signal.SIGKILL)
+        code = await process.wait()
+    return code, output.decode(errors="replace"), errors.decode(errors="replace")
+
+
+async def ask(
+    python: str,
+    module: str,
+    question: Mapping[str, Any],
+    environ: Mapping[str, str],
+    also: Sequence[str] = (),
+) -> list[Finding]:
+    """The findings of a probe's module in another process, by `answer`."""
+    command = interpreter.python("-m", f"{_ADAPTERS}.{module}", executable=python)
+    given = json.dumps(question).encode()
+    code, output, errors = await output_of(command, given, environ, also=also)
+    try:
+        pairs = json.loads(output.strip().splitlines()[-1])
+        return [Finding(Status(status), detail) for status, detail in pairs]
+    except (ValueError, IndexError, TypeError):
+        last = first_line("\n".join(reversed(errors.strip().splitlines())))
+        what = f"{' '.join(command)} ended with code {code}: {last or 'it said nothing'}"
+        return [fail(what, "see whether it runs by hand, in an environment made anew by `make`")]
+
+
+def answer(probe: Callable[[Mapping[str, Any]], list[Finding]]) -> None:
+    """In the process: question from standard input, findings to standard output."""
+    findings = probe(json.load(sys.stdin))
+    say_json([[finding.status.value, finding.detail] for finding in findings])

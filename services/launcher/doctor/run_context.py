@@ -1,0 +1,125 @@
+"""What the doctor looks at: a spec, the parts that the services make of it, and this machine."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from services.common.spec import SharedConfig, parse_shared
+from services.common.tls import Tls
+from services.launcher.doctor.findings import (
+    Finding,
+    NotApplicableError,
+    UnprobedError,
+    fail,
+    first_line,
+    ok,
+)
+from services.launcher.doctor.probe_process import output_of
+from services.launcher.plan import Plan, check_command
+from services.launcher.state import GATEWAY, LEARNER, ROLLOUT, RunMode
+
+SERVICES = (GATEWAY, LEARNER, ROLLOUT)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A run that is to be started. `sections` has the whole configuration of each service, with
+    all defaults; what is replaced by `launcher.modules`, or is wrong, is not in it."""
+
+    plan: Plan
+    shared: SharedConfig
+    environ: Mapping[str, str]
+    # The folder of all runs.
+    folder: Path
+    # The interpreter that services have on this machine; None where only other machines have one.
+    python: Path | None
+    sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Any])
+    # host:port of echoes that were started elsewhere by hand.
+    nodes: tuple[str, ...] = ()
+    tls: Tls | None = None
+    mode: RunMode = RunMode.TRAIN
+
+    @property
+    def backend(self) -> str:
+        return self.plan.config.backend
+
+    @property
+    def sky_home(self) -> Path:
+        """Where SkyPilot keeps its catalog on this machine."""
+        return Path(self.environ.get("HOME", "/nonexistent")) / ".sky"
+
+    def section(self, service: str) -> Mapping[str, Any]:
+        """Raises NotApplicableError where it is not known."""
+        if service not in self.sections:
+            raise NotApplicableError(f"the configuration of {service} is not known")
+        return self.sections[service]
+
+    def interpreter(self, *modules: str) -> str:
+        """That of the services. Where it is not here, the launcher's own for a probe that takes no
+        more than these modules. Raises UnprobedError."""
+        if self.python is not None:
+            return str(self.python)
+        lacking = [module for module in modules if find_spec(module) is None]
+        if modules and not lacking:
+            return sys.executable
+        lacks = f"lacks {', '.join(lacking)}" if lacking else "is another one"
+        raise self.unprobed(f"the launcher's own {lacks}")
+
+    def unprobed(self, why: str) -> UnprobedError:
+        """For what only the interpreter of the services can tell."""
+        return UnprobedError(
+            f"not looked at: there is no {self.plan.config.sky.python} here to ask, and {why}",
+            "make it here (`make setup` makes .venv), and the doctor asks it; machines make theirs",
+        )
+
+    def policy_made_later(self) -> bool:
+        """Whether a command of the spec is still to make the policy."""
+        return is_made_later(self, self.shared.policy.model)
+
+
+def is_made_later(subject: Subject, path: str) -> bool:
+    """Whether one of the spec's [[prepare]] makes this file, and has not."""
+    tables = subject.plan.spec.get("prepare", [])
+    made = {str(table.get("creates")) for table in tables if isinstance(table, Mapping)}
+    return path in made and not Path(path).exists()
+
+
+def subject_of(plan: Plan, folder: Path, environ: Mapping[str, str]) -> Subject:
+    """Of a plan, before the services were asked. Raises ConfigError."""
+    python: Path | None = Path(sys.executable)
+    if plan.config.backend == "sky":
+        there = Path(plan.config.sky.python)
+        python = there.absolute() if there.exists() else None
+    return Subject(plan, parse_shared(plan.spec, where="spec"), environ, folder, python)
+
+
+async def read_sections(subject: Subject) -> tuple[dict[str, Mapping[str, Any]], list[Finding]]:
+    """What each service makes of its part of the spec, and what it has against it."""
+    read = await asyncio.gather(*(_read(subject, service) for service in SERVICES))
+    sections = {service: section for service, section, _ in read if section is not None}
+    findings = [finding for _, _, finding in read if finding is not None]
+    return sections, findings or [ok(f"valid for {', '.join(sections) or 'the launcher'}")]
+
+
+async def _read(
+    subject: Subject, service: str
+) -> tuple[str, Mapping[str, Any] | None, Finding | None]:
+    if service in subject.plan.config.modules:
+        # Whatever it would print, its keys are not those that the probes know.
+        return service, None, None
+    command = (*check_command({}, service)[:-1], "--print-config")
+    given = subject.plan.text.encode()
+    code, output, errors = await output_of(command, given, subject.environ)
+    if code != 0:
+        said = errors.strip() or f"exited with code {code}"
+        return service, None, fail(f"{service}: {said}", "correct the spec")
+    try:
+        return service, json.loads(output), None
+    except ValueError:
+        what = f"{service}: its configuration is no JSON: {first_line(output)}"
+        return service, None, fail(what, "install all services from one version")

@@ -1,0 +1,101 @@
+"""`runs/launcher.json`: where the launcher of a runs folder is, for the command line."""
+
+import json
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from services.common.errors import ConfigError
+from services.common.network import joined, split
+from services.common.tls import Tls, from_text
+
+REMOTE_VARIABLE = "FLOTILLA_LAUNCHER"
+_NAME = "launcher.json"
+_HERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A launcher that runs: how to reach it, and its process. `tls` is a client's, for a launcher
+    that serves beyond loopback; `listen` is what it was told to listen on."""
+
+    address: str
+    token: str
+    pid: int
+    tls: Tls | None = None
+    elsewhere: bool = False
+    listen: str = ""
+
+    @property
+    def here(self) -> str:
+        """Where the processes beside it reach it: others may come by another machine, or through a
+        firewall."""
+        host, port = split(self.listen or self.address, "listen")
+        # Any free port is known only from the address.
+        return joined(_HERE.get(host, host), port or split(self.address, "launcher")[1])
+
+
+@contextmanager
+def written(
+    runs: Path, address: str, token: str, tls: Tls | None = None, *, listen: str = ""
+) -> Generator[None]:
+    """Have the file there, readable by its owner alone, for as long as the launcher serves."""
+    started = psutil.Process().create_time()
+    content = {"address": address, "token": token, "pid": os.getpid(), "started": started}
+    if tls is not None:
+        content["tls"] = tls.to_text()
+    if listen:
+        content["listen"] = listen
+    path, draft = runs / _NAME, runs / f".{_NAME}.{os.getpid()}"
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(content, file)
+    draft.replace(path)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def from_environment() -> Address | None:
+    """A launcher elsewhere: the content of its launcher.json, in FLOTILLA_LAUNCHER.
+
+    Raises ConfigError for what is not that, without showing it: it holds secrets.
+    """
+    text = os.environ.get(REMOTE_VARIABLE, "").strip()
+    if not text:
+        return None
+    try:
+        content = json.loads(text)
+        address, token, tls = str(content["address"]), str(content["token"]), content.get("tls")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ConfigError(
+            f"{REMOTE_VARIABLE} is not the content of a launcher's runs/launcher.json"
+        ) from None
+    return Address(
+        address, token, 0, from_text(tls, where=REMOTE_VARIABLE) if tls else None, elsewhere=True
+    )
+
+
+def read(runs: Path) -> Address | None:
+    """The launcher of a runs folder; None if none runs. A dead one's file counts for nothing.
+
+    Raises ConfigError if its certificate has expired."""
+    try:
+        content = json.loads((runs / _NAME).read_text())
+        process = psutil.Process(content["pid"])
+        alive = abs(process.create_time() - content["started"]) < 1.0
+        zombie = process.status() == psutil.STATUS_ZOMBIE
+    except (FileNotFoundError, psutil.NoSuchProcess, ValueError, KeyError):
+        return None
+    if not alive or zombie:
+        return None
+    text = content.get("tls")
+    tls = from_text(text, where=str(runs / _NAME)) if text else None
+    return Address(
+        content["address"], content["token"], content["pid"], tls, listen=content.get("listen", "")
+    )

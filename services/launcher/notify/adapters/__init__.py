@@ -1,0 +1,1 @@
+"""Where messages go: Slack, or any webhook."""

@@ -1,0 +1,131 @@
+"""Takes letters out of the outbox to where they belong, for as long as that takes."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from services.common.log import get_logger, redact
+from services.launcher.control.background import unbroken
+from services.launcher.notify.outbox import Letter, Outbox, State, Target
+from services.launcher.notify.sinks import LaterError, RefusedError, Sink
+
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 300.0
+# What was refused is tried again: somebody may have mended it where we cannot see.
+_REFUSED_PAUSE_S = 600.0
+_GIVE_UP_S = 7 * 24 * 3600.0
+_LOOK_S = 5.0
+_log = get_logger(__name__)
+
+
+class Post:
+    """Sends what is due. A target that is away, slow or wrong costs time of nothing else."""
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        make: Callable[[Target], Sink],
+        *,
+        clock: Callable[[], float] = time.time,
+        first_pause_s: float = _FIRST_PAUSE_S,
+    ) -> None:
+        self._outbox = outbox
+        self._make = make
+        self._clock = clock
+        self._first_pause_s = first_pause_s
+        self._sinks: dict[Target, Sink] = {}
+        self._resting: dict[Target, float] = {}
+        self._complained: set[tuple[Target, str]] = set()
+        self._wake = asyncio.Event()
+
+    def wake(self) -> None:
+        """There is something new in the outbox."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Send until cancelled."""
+        while True:
+            self._wake.clear()
+            await unbroken(self.deliver, "delivering messages")
+            # Not wait_for: it swallows a cancellation that comes together with the event.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._patience()):
+                    await self._wake.wait()
+
+    async def deliver(self) -> None:
+        """Send all that is due now, to all targets at once, in order for each."""
+        while letters := [letter for letter in self._outbox.heads() if self._due(letter)]:
+            targets: dict[Target, list[Letter]] = {letter.target: [] for letter in letters}
+            for letter in letters:
+                targets[letter.target].append(letter)
+            await asyncio.gather(*(self._deliver_to(found) for found in targets.values()))
+
+    async def close(self, grace_s: float = 5.0) -> None:
+        """Give what is due one more try, within the grace; the rest is for the next launcher."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self.deliver()
+        await asyncio.gather(*(sink.close() for sink in self._sinks.values()))
+        self._sinks.clear()
+
+    def _due(self, letter: Letter) -> bool:
+        now = self._clock()
+        return letter.due <= now and self._resting.get(letter.target, 0.0) <= now
+
+    def _patience(self) -> float:
+        now = self._clock()
+        dues = [max(x.due, self._resting.get(x.target, 0.0)) - now for x in self._outbox.heads()]
+        return max(0.01, min([_LOOK_S, *dues]))
+
+    async def _deliver_to(self, letters: list[Letter]) -> None:
+        for letter in letters:
+            if self._due(letter):
+                await self._deliver_one(letter)
+
+    async def _deliver_one(self, letter: Letter) -> None:
+        now = self._clock()
+        if now - letter.created > _GIVE_UP_S:
+            _log.warning("a message was never delivered", run_id=letter.run_id, key=letter.key)
+            self._outbox.give_up(letter, "too old")
+            return
+        unsure = letter.state is State.SENDING
+        try:
+            thread = await self._send(letter)
+        except LaterError as error:
+            pause_s = max(error.after_s, self._backoff(letter))
+            if error.after_s:
+                self._resting[letter.target] = now + error.after_s
+            unsure = unsure or error.unsure
+            self._outbox.later(letter, now + pause_s, str(error), unsure=unsure)
+            self._complain(letter.target, str(error), fatal=False)
+        except RefusedError as error:
+            self._resting[letter.target] = now + _REFUSED_PAUSE_S
+            self._outbox.later(letter, now + _REFUSED_PAUSE_S, str(error), unsure=unsure)
+            self._complain(letter.target, str(error), fatal=True)
+        else:
+            self._outbox.sent(letter, thread)
+            self._complained = {known for known in self._complained if known[0] != letter.target}
+
+    async def _send(self, letter: Letter) -> str:
+        """Of a letter that may have arrived, look first."""
+        sink = self._sinks.get(letter.target)
+        if sink is None:
+            sink = self._sinks[letter.target] = self._make(letter.target)
+        if letter.state is State.SENDING:
+            thread = await sink.find(letter)
+            if thread is not None:
+                return thread
+        self._outbox.sending(letter)
+        return await sink.send(letter)
+
+    def _backoff(self, letter: Letter) -> float:
+        return min(_LONGEST_PAUSE_S, self._first_pause_s * 2 ** min(letter.attempts, 16))
+
+    def _complain(self, target: Target, problem: str, *, fatal: bool) -> None:
+        """Once for each problem, until something gets through."""
+        if (target, problem) in self._complained:
+            return
+        self._complained.add((target, problem))
+        say = _log.error if fatal else _log.warning
+        say("messages wait", sink=target.kind, channel=target.channel, error=redact(problem))

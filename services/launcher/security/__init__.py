@@ -1,0 +1,1 @@
+"""Tokens, certificates and secrets: how they are made, sealed, handed over and kept from others."""

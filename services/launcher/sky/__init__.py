@@ -1,1 +1,0 @@
-"""From a run spec to SkyPilot's tasks, pure: nothing here imports SkyPilot."""

@@ -1,1 +1,0 @@
-"""What runs on a machine that was rented for a replica: it watches over the replica there."""

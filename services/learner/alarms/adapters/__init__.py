@@ -1,0 +1,1 @@
+"""Where alarms go besides the log."""

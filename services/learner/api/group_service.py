@@ -1,0 +1,203 @@
+"""The learner's edge: `flotilla.learner.v1.GroupService`. The proto holds the contract."""
+
+import asyncio
+from collections.abc import AsyncIterator, Generator
+from contextlib import aclosing, contextmanager
+
+import grpc
+
+from flotilla.learner.v1 import group_service_pb2 as pb
+from flotilla.learner.v1 import group_service_pb2_grpc
+from services.common.errors import ServiceError
+from services.common.fingerprint import TokenizerDigests
+from services.common.stream_pacing import LastWords, StalledError, paced
+from services.learner.api import decode, encode
+from services.learner.api.request_checks import (
+    FAILED,
+    RETRY_S,
+    Context,
+    bounded_workers,
+    check_capabilities,
+    check_epoch,
+    check_names,
+    check_tokenizer,
+    digests_of,
+    refuse,
+)
+from services.learner.config.learner import IntakeConfig
+from services.learner.groups.dispatcher import Dispatcher
+from services.learner.groups.intake_budget import Room, RoomFullError
+from services.learner.groups.messages import (
+    DrainingError,
+    LeaseRequest,
+    Receipt,
+    UnknownPolicyError,
+    now,
+)
+from services.learner.groups.types import LeaseLostError
+from services.learner.journal.attempts import ContentConflictError
+from services.learner.journal.connection import JournalError
+from services.learner.run.status import Status
+
+# How much more memory a header takes than bytes on the wire, at most or nearly.
+_PARSED = 8
+
+
+class GroupService(group_service_pb2_grpc.GroupServiceServicer):
+    """Translates between the contract and the dispatcher."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        status: Status,
+        limits: asyncio.Future[decode.Limits],
+        *,
+        tokenizer: TokenizerDigests,
+        drain: asyncio.Event,
+        intake: IntakeConfig | None = None,
+        poll_s: float = 20.0,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._status = status
+        self._limits = limits
+        self._tokenizer = tokenizer
+        self._drain = drain
+        self._poll_s = poll_s
+        self._intake = intake or IntakeConfig()
+        self._room = Room(
+            worker_bytes=self._intake.worker_bytes, total_bytes=self._intake.total_bytes
+        )
+        self._last_words = LastWords()
+
+    async def LeaseGroup(
+        self, request: pb.LeaseGroupRequest, context: Context
+    ) -> pb.LeaseGroupResponse:
+        check_epoch(context, self._dispatcher.run_epoch)
+        check_tokenizer(digests_of(request), self._tokenizer)
+        poll = LeaseRequest(
+            request_id=request.request_id,
+            worker_id=request.worker_id,
+            incarnation=request.incarnation,
+            holding=decode.policy_id(request.holding) if request.HasField("holding") else None,
+            free_attempts=request.free_attempts,
+            capabilities=frozenset(request.capabilities),
+        )
+        check_names(
+            request_id=poll.request_id, worker_id=poll.worker_id, incarnation=poll.incarnation
+        )
+        check_capabilities(poll.capabilities)
+        with _refusals(), bounded_workers():
+            lease = await self._dispatcher.lease(poll, self._poll_s_left(context))
+        response = pb.LeaseGroupResponse(run_epoch=self._dispatcher.run_epoch)
+        if lease:
+            rules = self._dispatcher.book.rules
+            message = encode.lease_message(
+                lease,
+                self._dispatcher.seeds(lease),
+                run_epoch=self._dispatcher.run_epoch,
+                remaining_s=lease.deadline - now(),
+                ttl_s=rules.ttl_s,
+                tries=rules.max_tries,
+            )
+            response.lease.CopyFrom(message)
+        return response
+
+    async def RenewLeases(
+        self, request: pb.RenewLeasesRequest, context: Context
+    ) -> pb.RenewLeasesResponse:
+        check_epoch(context, self._dispatcher.run_epoch)
+        lost = self._dispatcher.book.renew(request.worker_id, request.lease_ids, now())
+        return pb.RenewLeasesResponse(lost_lease_ids=lost, run_epoch=self._dispatcher.run_epoch)
+
+    async def ReleaseLeases(
+        self, request: pb.ReleaseLeasesRequest, context: Context
+    ) -> pb.ReleaseLeasesResponse:
+        check_epoch(context, self._dispatcher.run_epoch)
+        await self._dispatcher.release(request.worker_id, request.lease_ids)
+        return pb.ReleaseLeasesResponse()
+
+    async def SubmitTrajectory(
+        self, request_iterator: AsyncIterator[pb.SubmitTrajectoryRequest], context: Context
+    ) -> pb.SubmitTrajectoryResponse:
+        check_epoch(context, self._dispatcher.run_epoch)
+        # Known once the ranks have loaded the model; the caller's deadline bounds the wait.
+        assembly = decode.Assembly(await asyncio.shield(self._limits))
+        try:
+            with _refusals():
+                async with aclosing(paced(request_iterator, self._intake.stall_s)) as parts:
+                    receipt = await self._take(parts, assembly)
+        except ServiceError:
+            await self._last_words.hear_out(request_iterator)
+            raise
+        return pb.SubmitTrajectoryResponse(
+            repeated_submission=receipt.repeated, group_complete=receipt.group_complete
+        )
+
+    async def _take(
+        self, parts: AsyncIterator[pb.SubmitTrajectoryRequest], assembly: decode.Assembly
+    ) -> Receipt:
+        """Nothing is read of what has no lease, nor before there is room for all of it."""
+        header = 0
+        async for part in parts:
+            assembly.add(part)
+            header = _PARSED * part.ByteSize()
+            break
+        lease_id, worker_id, key = assembly.claim
+        leased = await self._dispatcher.intake.admit(lease_id, worker_id, key)
+        async with self._room.place(worker_id, assembly.announced_bytes, header=header):
+            async for part in parts:
+                if leased and part.HasField("chunk"):
+                    self._dispatcher.intake.check_holder(lease_id, worker_id)
+                assembly.add(part)
+            return await self._dispatcher.submit(assembly.trajectory())
+
+    async def GetStatus(
+        self, request: pb.GetStatusRequest, context: Context
+    ) -> pb.GetStatusResponse:
+        status, book = self._status, self._dispatcher.book
+        response = pb.GetStatusResponse(
+            phase=status.phase,
+            step=status.step,
+            total_steps=status.total_steps,
+            leased_groups=book.leased_groups,
+            free_slots=book.free_slots,
+            ready_groups=len(self._dispatcher.batcher),
+            metrics=status.shown,
+            error=status.error,
+        )
+        if status.policy:
+            response.policy.CopyFrom(encode.policy_message(status.policy))
+        return response
+
+    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
+        await self._dispatcher.drain()
+        self._drain.set()
+        return pb.DrainResponse()
+
+    def _poll_s_left(self, context: Context) -> float:
+        """Answer before the caller's deadline, so that it learns of an empty poll as such."""
+        return max(0.0, min(self._poll_s, context.time_remaining() - 1.0))
+
+
+@contextmanager
+def _refusals() -> Generator[None]:
+    """The dispatcher's refusals in the contract's words."""
+    try:
+        yield
+    except (DrainingError, JournalError) as error:
+        # With a journal that takes nothing more, or is another learner's, this one ends too.
+        raise refuse(grpc.StatusCode.UNAVAILABLE, "DRAINING", str(error)) from error
+    except (StalledError, RoomFullError) as error:
+        reason = "STREAM_STALLED" if isinstance(error, StalledError) else "INTAKE_FULL"
+        full = refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, reason, str(error))
+        full.retry_delay_s = RETRY_S
+        raise full from error
+    except LeaseLostError as error:
+        raise refuse(grpc.StatusCode.NOT_FOUND, "LEASE_LOST", error.args[0]) from error
+    except ContentConflictError as error:
+        raise refuse(grpc.StatusCode.ALREADY_EXISTS, "CONTENT_CONFLICT", str(error)) from error
+    except UnknownPolicyError as error:
+        raise refuse(FAILED, "UNKNOWN_POLICY", str(error)) from error
+    except ValueError as error:
+        code = grpc.StatusCode.INVALID_ARGUMENT
+        raise refuse(code, "MALFORMED_TRAJECTORY", str(error)) from error

@@ -1,0 +1,197 @@
+"""Any file system that fsspec knows, as the store of a run's checkpoints."""
+
+import json
+import os
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from fsspec.callbacks import Callback
+from fsspec.core import url_to_fs
+
+from services.common import log
+from services.common.errors import ConfigError
+from services.learner.config.learner import REMOTE_OPTIONS_VARIABLE
+from services.learner.ports import RemoteError, RemoteRefusedError
+
+# Largest part of a file in memory, and how many of them at once. S3 allows 10,000 parts a file.
+_PART_BYTES = 16 << 20
+_PARTS_AT_ONCE = 4
+_MAX_PARTS = 5_000
+# Errors of vendors by the name of their class: no credentials at all. A TypeError is an option that
+# the file system does not know.
+_REFUSALS = {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"}
+_S3 = ("s3", "s3a")
+
+
+class FsspecStore:
+    """Implements `ports.RemoteStore`. Use `open_store`."""
+
+    def __init__(self, files: fsspec.AbstractFileSystem, root: str, url: str) -> None:
+        self._files: Any = files
+        self._root = root.rstrip("/")
+        self._url = url.rstrip("/")
+        self._is_s3 = bool(set(_protocols(files)) & set(_S3))
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    def names(self, folder: str) -> list[str]:
+        """See `ports.RemoteStore`."""
+        with self._told(folder):
+            self._files.invalidate_cache()
+            try:
+                found: list[str] = self._files.find(self._path(folder))
+            except FileNotFoundError:
+                # S3 says so of a bucket, everybody else of a folder.
+                if self._is_s3:
+                    raise
+                return []
+        return sorted(name.removeprefix(f"{self._root}/") for name in found)
+
+    def read(self, name: str) -> bytes | None:
+        """See `ports.RemoteStore`."""
+        with self._told(name):
+            try:
+                return self._files.cat_file(self._path(name))
+            except FileNotFoundError:
+                return None
+
+    def write(self, name: str, data: bytes) -> None:
+        """See `ports.RemoteStore`."""
+        with self._told(name):
+            self._make_parent(name)
+            self._files.pipe_file(self._path(name), data)
+
+    def size(self, name: str) -> int | None:
+        """See `ports.RemoteStore`."""
+        with self._told(name):
+            self._files.invalidate_cache()
+            try:
+                return int(self._files.info(self._path(name))["size"])
+            except FileNotFoundError:
+                return None
+
+    def upload(self, path: Path, name: str, sent: Callable[[int], None]) -> None:
+        """See `ports.RemoteStore`. Holds a few parts of a file in memory, never the whole."""
+        options: dict[str, Any] = {}
+        if self._is_s3:
+            part = max(_PART_BYTES, path.stat().st_size // _MAX_PARTS)
+            options = {"chunksize": part, "max_concurrency": _PARTS_AT_ONCE}
+        with self._told(name):
+            self._make_parent(name)
+            self._files.put_file(str(path), self._path(name), callback=_Sent(sent), **options)
+
+    def download(self, name: str, path: Path) -> None:
+        """See `ports.RemoteStore`."""
+        with self._told(name):
+            self._files.get_file(self._path(name), str(path))
+
+    def remove(self, names: Sequence[str]) -> None:
+        """See `ports.RemoteStore`."""
+        for name in names:
+            with self._told(name), suppress(FileNotFoundError):
+                self._files.rm_file(self._path(name))
+
+    def drop_unfinished(self) -> None:
+        """See `ports.RemoteStore`: S3 keeps, and charges for, the parts of a file that was never
+        completed."""
+        if not self._is_s3:
+            return
+        with self._told("unfinished uploads"):
+            bucket, prefix, _ = self._files.split_path(self._root)
+            for part in self._files.list_multipart_uploads(bucket):
+                if part["Key"].startswith(f"{prefix}/"):
+                    self._files.abort_mpu(bucket, part["Key"], part["UploadId"])
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _make_parent(self, name: str) -> None:
+        """Only where folders are real: elsewhere it would make a bucket."""
+        if not self._is_s3:
+            self._files.makedirs(self._files._parent(self._path(name)), exist_ok=True)
+
+    @contextmanager
+    def _told(self, name: str) -> Generator[None]:
+        """Whatever a vendor raises, as an error of the port's that names the file."""
+        try:
+            yield
+        except PermissionError as error:
+            raise RemoteRefusedError(f"{self._at(name)}: no permission: {_text(error)}") from error
+        except FileNotFoundError as error:
+            raise RemoteRefusedError(f"{self._at(name)} is not there: {_text(error)}") from error
+        # Every vendor has exceptions of its own, with no base class in common.
+        except Exception as error:
+            refused = isinstance(error, TypeError) or type(error).__name__ in _REFUSALS
+            kind = RemoteRefusedError if refused else RemoteError
+            raise kind(f"{self._at(name)}: {_text(error)}") from error
+
+    def _at(self, name: str) -> str:
+        return f"{self._url}/{name}" if name else self._url
+
+
+class _Sent(Callback):
+    """Passes on how many bytes went."""
+
+    def __init__(self, sent: Callable[[int], None]) -> None:
+        super().__init__()
+        self._sent = sent
+
+    def relative_update(self, inc: int = 1) -> None:
+        self._sent(inc)
+
+
+def open_store(url: str, options: Mapping[str, str | float | bool]) -> FsspecStore:
+    """The store at a URL; nothing is asked of it yet. Raises ConfigError.
+
+    Options beside `options` come from a JSON object in FLOTILLA_REMOTE_OPTIONS, and credentials
+    from where the vendor looks for them, such as AWS_ACCESS_KEY_ID or ~/.aws.
+    """
+    given: dict[str, Any] = {**options, **_secret_options()}
+    if url.split("://")[0] in _S3:
+        given = {**_s3_defaults(), **given}
+    try:
+        files, root = url_to_fs(url, **given)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"learner.checkpoint.remote: {url}: {error}") from error
+    return FsspecStore(files, root, url)
+
+
+def _s3_defaults() -> dict[str, Any]:
+    return {
+        "use_listings_cache": False,
+        "skip_instance_cache": True,
+        "config_kwargs": {
+            "connect_timeout": 10,
+            "read_timeout": 60,
+            "retries": {"mode": "standard", "max_attempts": 2},
+        },
+    }
+
+
+def _secret_options() -> dict[str, Any]:
+    text = os.environ.get(REMOTE_OPTIONS_VARIABLE, "")
+    if not text:
+        return {}
+    try:
+        options = json.loads(text)
+    except ValueError:
+        options = None
+    if not isinstance(options, dict):
+        raise ConfigError(f"{REMOTE_OPTIONS_VARIABLE} is not a JSON object")
+    for value in options.values():
+        log.add_secret(str(value))
+    return options
+
+
+def _protocols(files: fsspec.AbstractFileSystem) -> tuple[str, ...]:
+    protocol: Any = files.protocol
+    return (protocol,) if isinstance(protocol, str) else tuple(protocol)
+
+
+def _text(error: Exception) -> str:
+    return log.redact(str(error) or type(error).__name__)

@@ -1,0 +1,88 @@
+"""Writes the model of a run's checkpoint in Hugging Face's format, for transformers and vLLM."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from services.common.errors import ConfigError
+from services.common.private_process import refuse_core_dumps
+from services.common.spec import parse_shared
+from services.common.text import say
+from services.learner.checkpoints.adapters.model_assets import assets_of
+from services.learner.checkpoints.export import ExportError, export
+from services.learner.checkpoints.manifest import (
+    DamagedCheckpointError,
+    ForeignCheckpointError,
+    verify,
+)
+from services.learner.journal.connection import JournalError
+from services.learner.journal.store import FILE_NAME, reading
+
+OK, UNABLE = 0, 2
+_REFUSALS = (
+    ConfigError,
+    ExportError,
+    JournalError,
+    DamagedCheckpointError,
+    ForeignCheckpointError,
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m services.learner.checkpoints.export_command",
+        description=__doc__,
+        allow_abbrev=False,
+    )
+    parser.add_argument("run_dir", type=Path, help="folder of the run")
+    parser.add_argument("--step", type=int, help="of a checkpoint that is kept (the newest)")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write; must not exist")
+    given = parser.parse_args(argv)
+    try:
+        step = _export(given.run_dir, given.step, given.out)
+    except _REFUSALS as error:
+        say(f"error: {error}", file=sys.stderr)
+        return UNABLE
+    say(f"Exported step {step} of {given.run_dir.name} to {given.out}")
+    return OK
+
+
+def _export(run_dir: Path, step: int | None, out: Path) -> int:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ExportError(f"{out} is there already: choose a folder that is not, or remove it")
+    policy = parse_shared(_spec(run_dir), where=str(run_dir / "spec.json")).policy
+    steps = _steps(run_dir / FILE_NAME)
+    if not steps:
+        raise ExportError(f"{run_dir} has no checkpoint yet")
+    chosen = max(steps) if step is None else step
+    if chosen not in steps:
+        kept = ", ".join(str(step) for step in sorted(steps))
+        raise ExportError(f"{run_dir} has no checkpoint of step {chosen}; it has those of {kept}")
+    folder = run_dir / "checkpoints" / steps[chosen]
+    verify(folder)
+    export(folder, assets_of(policy), policy, out)
+    return chosen
+
+
+def _spec(run_dir: Path) -> dict[str, object]:
+    path = run_dir / "spec.json"
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ExportError(f"{path} cannot be read, so the run's policy is not known") from error
+
+
+def _steps(journal: Path) -> dict[int, str]:
+    """Folder names of the checkpoints that are kept."""
+    if not journal.exists():
+        raise ExportError(f"{journal} is not there, so no checkpoint is known")
+    with reading(journal) as db:
+        rows = db.execute("SELECT step, directory FROM checkpoints").fetchall()
+    return {step: Path(directory).name for step, directory in rows}
+
+
+if __name__ == "__main__":
+    refuse_core_dumps()
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""What a restored run's files need before a learner of this machine can go on with them."""
+
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from services.learner.checkpoints.durable_files import write_durably
+from services.learner.checkpoints.manifest import inside
+from services.learner.checkpoints.remote_claim import KNOWN_MARKERS, RESTORED
+from services.learner.journal.progress_mark import FILE_NAME as MARK
+from services.learner.journal.progress_mark import Mark
+from services.learner.journal.schema import LOST_WITH_DISK
+from services.learner.journal.store import write_anew
+from services.learner.tracking.metric_lines import points
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """Where a run goes on; `lost` acknowledged tries and `lost_steps` are gone, at the least."""
+
+    url: str
+    run_id: str
+    run_dir: str
+    run_epoch: int
+    step: int
+    lost: int
+    lost_steps: int
+    # The newest epoch that ever began: the next start is above it.
+    newest_epoch: int
+
+
+def mend_journal(path: Path, restored: Restored, markers: Sequence[str]) -> str | None:
+    """Make a journal that of this machine: one checkpoint, no epoch twice, losses counted.
+
+    Returns the name of the checkpoint's folder, None when the journal does not know its step.
+    """
+    mark = Mark(path.with_name(MARK))
+    return write_anew(path, mark, lambda db: _mend(db, restored, markers))
+
+
+def note_loss(db: sqlite3.Connection, restored: Restored) -> None:
+    """Count what is gone, and have the next start above every epoch that ever began tell of it."""
+    db.execute(
+        "INSERT OR IGNORE INTO epochs SELECT ?, coalesce(max(step), 0), ? FROM"
+        " (SELECT step FROM plans UNION SELECT step FROM checkpoints)",
+        (restored.newest_epoch, time.time()),
+    )
+    before = db.execute("SELECT value FROM meta WHERE key = ?", (LOST_WITH_DISK,)).fetchone()
+    lost = restored.lost + (int(json.loads(before[0])) if before else 0)
+    put_meta(db, {LOST_WITH_DISK: lost, RESTORED: asdict(restored)})
+
+
+def put_meta(db: sqlite3.Connection, values: Mapping[str, object]) -> None:
+    rows = [(key, json.dumps(value)) for key, value in values.items()]
+    db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
+
+
+def _mend(db: sqlite3.Connection, restored: Restored, markers: Sequence[str]) -> str | None:
+    query = "SELECT directory FROM checkpoints WHERE step = ?"
+    found = db.execute(query, (restored.step,)).fetchone()
+    if found is None:
+        return None
+    name = inside(Path(found[0]).name)
+    directory = Path(restored.run_dir).resolve() / "checkpoints" / name
+    db.execute("DELETE FROM checkpoints WHERE step != ?", (restored.step,))
+    db.execute("UPDATE checkpoints SET directory = ?", (str(directory),))
+    note_loss(db, restored)
+    put_meta(db, {KNOWN_MARKERS: markers})
+    return name
+
+
+def cut_metrics(path: Path, step: int) -> None:
+    """Drop lines of later steps, which are made and logged anew, and what is no line."""
+    if not path.exists():
+        return
+    lines = path.read_bytes().splitlines(keepends=True)
+    whole = (line for line in lines if line.endswith(b"\n"))
+    kept = [line for line in whole if any(p["step"] <= step for p in points([line]))]
+    partial = path.with_name(f"{path.name}.partial")
+    write_durably(partial, b"".join(kept))
+    os.replace(partial, path)

@@ -1,0 +1,67 @@
+"""Brings a run from where its checkpoints are uploaded to this machine, to go on with it here.
+
+Prints what was restored, as one JSON object. Nothing is changed where that cannot be done.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from services.common import log
+from services.common.config import load_spec, parse
+from services.common.errors import ConfigError
+from services.common.private_process import keep_private
+from services.common.spec import parse_shared
+from services.common.text import say, say_json
+from services.learner.checkpoints.adapters.fsspec_store import open_store
+from services.learner.checkpoints.remote_repair import Restored
+from services.learner.checkpoints.remote_restore import NothingThereError, RestoreError, restore
+from services.learner.config.learner import CheckpointConfig
+from services.learner.ports import RemoteError
+
+OK, UNABLE, RETRYABLE, NOTHING = 0, 2, 3, 4
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m services.learner.checkpoints.restore_command",
+        description=__doc__,
+        epilog="Exit codes: 0 restored, 2 it cannot be, 3 the store was out of reach, 4 no run was"
+        " ever uploaded there. Further arguments override keys of the spec.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("url", help="of the run, as in s3://bucket/prefix/RUN_ID")
+    parser.add_argument("--config", type=Path, required=True, metavar="SPEC", help="run spec")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of all runs")
+    given, overrides = parser.parse_known_args(argv)
+    log.setup("restore", "")
+    try:
+        restored = _restore(given.url, given.config, given.runs, overrides)
+    except NothingThereError as error:
+        say(f"error: {error}", file=sys.stderr)
+        return NOTHING
+    except (ConfigError, RestoreError) as error:
+        say(f"error: {error}", file=sys.stderr)
+        return UNABLE
+    except RemoteError as error:
+        say(f"error: cannot reach {given.url}: {error}", file=sys.stderr)
+        return RETRYABLE
+    say_json(asdict(restored))
+    return OK
+
+
+def _restore(url: str, path: Path, runs: Path, overrides: Sequence[str]) -> Restored:
+    spec = load_spec(path, overrides)
+    name = parse_shared(spec, where=str(path)).name
+    # The rest of the table is for a learner that goes on, and that reads the run's own spec.
+    table = dict(spec.get("learner", {})).get("checkpoint", {})
+    config = parse(CheckpointConfig, table, where=str(path), section="learner.checkpoint")
+    store = open_store(url, config.remote_options)
+    return restore(store, runs, name=name)
+
+
+if __name__ == "__main__":
+    keep_private()
+    sys.exit(main())

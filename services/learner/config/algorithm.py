@@ -1,0 +1,156 @@
+"""How rewards become a loss: `[learner.algorithm]` and the tables below it.
+
+Nothing here imports torch: the service reads it too. Papers and equations stand with the code, in
+`services/learner/algo`.
+"""
+
+from typing import Literal, Self
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from services.common.config import Model, did_you_mean
+from services.common.number_ranges import MOST_STEPS, MOST_TOKENS, Count, Tokens
+from services.learner.types import StopReason
+
+# Largest bound of a ratio.
+_MOST = 1e6
+
+ADVANTAGE_NAMES = ("grpo", "dr_grpo", "rloo", "max_rl", "reinforce_pp", "gae")
+LOSS_NAMES = ("ppo_clip", "dual_clip", "gspo", "cispo", "sapo", "importance_sampling")
+
+
+class KlConfig(Model):
+    """A penalty on leaving the reference policy, the one that the run began with."""
+
+    # 0 switches it off, and no reference policy is loaded.
+    coefficient: float = Field(default=0.0, ge=0, le=1000)
+    # Estimator of KL(policy || reference) from sampled tokens.
+    estimator: Literal["k1", "k2", "k3", "abs"] = "k3"
+    # `loss`: a term of the loss, with its gradient. `reward`: taken off each token's reward.
+    place: Literal["loss", "reward"] = "loss"
+
+
+class CorrectionConfig(Model):
+    """What is done about tokens that the trainer would not have sampled as often as the engine.
+
+    Ratios are trainer / sampler, the trainer's logprobs taken as a step begins. Absent: not done.
+    """
+
+    # Truncated importance sampling: the loss of a token is weighted by its ratio, at most this.
+    token_tis: float | None = Field(default=None, gt=0, le=1e6)
+    # The same with the product of a sequence's ratios.
+    sequence_tis: float | None = Field(default=None, gt=0, le=1e6)
+    # Tokens whose ratio lies outside get no gradient.
+    token_mask: tuple[float, float] | None = None
+    # Sequences whose product of ratios lies outside get none.
+    sequence_mask_product: tuple[float, float] | None = None
+    # Sequences whose geometric mean of ratios lies outside get none.
+    sequence_mask_geometric: tuple[float, float] | None = None
+    # A sequence that lags k versions weighs this ** k.
+    staleness_decay: float = Field(default=1.0, gt=0, le=1)
+
+    @model_validator(mode="after")
+    def _bounds_hold_one(self) -> Self:
+        for name in ("token_mask", "sequence_mask_product", "sequence_mask_geometric"):
+            bounds = getattr(self, name)
+            if bounds is not None and not 0 <= bounds[0] < 1 < bounds[1] <= _MOST:
+                raise ValueError(
+                    f"{name}: expected [low, high] with 0 <= low < 1 < high <= {_MOST:g}; got"
+                    f" {list(bounds)}"
+                )
+        if self.token_tis is not None and self.sequence_tis is not None:
+            raise ValueError("sequence_tis: excludes token_tis: choose one")
+        return self
+
+
+class OverlongConfig(Model):
+    """What is done about attempts that did not come to an end of their own."""
+
+    # Attempts that ended so carry no gradient; their rewards still count in their group.
+    mask_stop_reasons: tuple[StopReason, ...] = ()
+    # Sequences of more tokens carry none either.
+    mask_above_tokens: Tokens | None = None
+    # Soft penalty: none up to `soft_limit - soft_buffer` policy tokens of an attempt, then
+    # falling linearly to -1 times `soft_weight` at `soft_limit`.
+    soft_limit: Tokens | None = None
+    soft_buffer: int = Field(default=0, ge=0, le=MOST_TOKENS)
+    soft_weight: float = Field(default=1.0, gt=0, le=1000)
+
+    @model_validator(mode="after")
+    def _the_buffer_is_part_of_the_limit(self) -> Self:
+        if self.soft_limit is not None and not 0 < self.soft_buffer <= self.soft_limit:
+            raise ValueError("soft_buffer: expected 1 to soft_limit tokens")
+        return self
+
+
+class CriticConfig(Model):
+    """The value model of `advantage = "gae"`, trained beside the policy."""
+
+    # The same at every step: the schedule of `[learner.optimizer]` is the policy's alone.
+    lr: float = Field(default=1e-5, gt=0, le=1)
+    # Discount and trace decay of generalised advantage estimation.
+    discount: float = Field(default=1.0, gt=0, le=1)
+    trace_decay: float = Field(default=1.0, ge=0, le=1)
+    # How far a value may move from the one before the step.
+    value_clip: float = Field(default=0.2, gt=0, le=1e6)
+    # Steps in which the critic alone learns.
+    warmup_steps: int = Field(default=0, ge=0, le=MOST_STEPS)
+
+
+class AlgorithmConfig(Model):
+    """How rewards become a loss."""
+
+    # Modules imported by the ranks, for estimators and losses of your own.
+    plugins: tuple[str, ...] = ()
+    # How an attempt is compared: grpo, dr_grpo, rloo, reinforce_pp, max_rl, gae, or a plugin's.
+    advantage: str = "grpo"
+    # ppo_clip, dual_clip, gspo, cispo, sapo, importance_sampling, or a plugin's.
+    loss: str = "ppo_clip"
+    # Ratios are clipped from 1 - clip_low to 1 + clip_high; at 1 there is no lower bound.
+    clip_low: float = Field(default=0.2, gt=0, le=1)
+    # Above clip_low: clip-higher of DAPO.
+    clip_high: float = Field(default=0.28, gt=0, le=1000)
+    # Largest ratio at a negative advantage, for dual_clip.
+    dual_clip: float = Field(default=3.0, gt=1, le=1000)
+    # Temperatures of sapo's gates, at positive and negative advantages.
+    sapo_positive: float = Field(default=1.0, gt=0, le=1000)
+    sapo_negative: float = Field(default=1.05, gt=0, le=1000)
+    # What the loss's ratio is taken against: the logprobs that the engine sampled with, or those
+    # of the trainer as the step begins (decoupled PPO; one more forward pass where a step has
+    # several updates).
+    proximal: Literal["behaviour", "trainer"] = "behaviour"
+    reduction: Literal["token_mean", "sequence_mean", "sequence_mean_token_sum_norm"] = "token_mean"
+    # The constant that sequence_mean_token_sum_norm divides by; absent: policy.max_model_len.
+    norm_tokens: Tokens | None = None
+    # Optimizer updates of a step: epochs * mini_batches (whole groups), then one publication.
+    epochs: int = Field(default=1, ge=1, le=1000)
+    mini_batches: Count = 1
+    # Of a bonus; below 0 it sharpens the policy.
+    entropy_coefficient: float = Field(default=0.0, ge=-100, le=100)
+    kl: KlConfig = KlConfig()
+    correction: CorrectionConfig = CorrectionConfig()
+    overlong: OverlongConfig = OverlongConfig()
+    critic: CriticConfig = CriticConfig()
+
+    @field_validator("advantage", "loss")
+    @classmethod
+    def _name_is_known(cls, name: str, info: ValidationInfo) -> str:
+        """With plugins any name may be known: the ranks look it up as they start."""
+        known = ADVANTAGE_NAMES if info.field_name == "advantage" else LOSS_NAMES
+        if name not in known and not info.data.get("plugins"):
+            raise ValueError(
+                f"unknown {info.field_name}{did_you_mean(name, known)} (the module that brings one "
+                "of your own is to be named in algorithm.plugins)"
+            )
+        return name
+
+    @model_validator(mode="after")
+    def _samples_are_corrected_once(self) -> Self:
+        tis = self.correction.token_tis is not None or self.correction.sequence_tis is not None
+        if tis and self.proximal == "behaviour":
+            raise ValueError(
+                "correction.token_tis and sequence_tis weigh a loss whose ratio is taken against "
+                'the trainer: set proximal = "trainer"; the ratio against the behaviour policy '
+                "corrects already"
+            )
+        return self

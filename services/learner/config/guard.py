@@ -1,0 +1,37 @@
+"""The mismatch guard's part of `[learner]`: `[learner.guard]`. See docs/mismatch.md."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from services.common.config import Model
+from services.common.number_ranges import MOST_STEPS, MOST_TOKENS, Steps, Tokens
+
+
+class GuardConfig(Model):
+    """How engine and trainer are held together."""
+
+    # `warn` reports what `enforce` would act on; `off` compares nothing but canaries.
+    mode: Literal["enforce", "warn", "off"] = "enforce"
+    # Policy tokens of the first batch that are scored again before anything is trained, ...
+    start_tokens: Tokens = 8192
+    # ... and of each later batch; 0 leaves the run unwatched after its start.
+    audit_tokens: int = Field(default=2048, ge=0, le=MOST_TOKENS)
+    # Largest mean and 99.9 % quantile of |difference of logprobs|, and largest KL, of any
+    # version. Absent: those of policy.dtype.
+    mean_bound: float | None = Field(default=None, gt=0, le=1000)
+    tail_bound: float | None = Field(default=None, gt=0, le=1000)
+    kl_bound: float | None = Field(default=None, gt=0, le=1000)
+    # The run's own limit: so many standard deviations above the moving average of healthy
+    # versions, taken in logarithms, ...
+    sigmas: float = Field(default=4.0, gt=0, le=1000)
+    # ... each new version with this weight, ...
+    smoothing: float = Field(default=0.1, gt=0, le=1)
+    # ... once there were so many, ...
+    warmup_versions: int = Field(default=8, ge=2, le=MOST_STEPS)
+    # ... and never below this share of the bound.
+    floor: float = Field(default=0.25, gt=0, le=1)
+    # Over a limit, tokens whose ratio lies outside [1 / x, x] get no gradient.
+    ratio_limit: float = Field(default=2.0, gt=1, le=1e6)
+    # Healthy versions in a row after which a measure is taken back.
+    healthy_versions: Steps = 5

@@ -1,0 +1,189 @@
+"""The learner's part of a run spec, `[learner]`."""
+
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from services.common.config import Model
+from services.common.number_ranges import MOST_STEPS, Count, Seconds, Steps
+from services.learner.config.alarms import AlarmsConfig
+from services.learner.config.algorithm import AlgorithmConfig
+from services.learner.config.guard import GuardConfig
+from services.learner.config.rank import RankConfig
+from services.learner.config.sampling import SamplingConfig, SelectConfig, Tasks
+from services.learner.config.tracking import TrackingConfig
+
+EvalMoment = Literal["before", "during", "after"]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+REMOTE_OPTIONS_VARIABLE = "FLOTILLA_REMOTE_OPTIONS"
+_REMOTE_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^@\s]*")
+_SECRET_OPTION = re.compile(r"key|secret|token|password|credential|username", re.IGNORECASE)
+
+
+class OptimizerConfig(Model):
+    """AdamW and its schedule."""
+
+    lr: float = Field(default=1e-6, gt=0, le=1)
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
+    weight_decay: float = Field(default=0.0, ge=0, le=10)
+    eps: float = Field(default=1e-8, gt=0, le=1)
+    # Largest norm of the whole gradient; 0 switches clipping off.
+    grad_clip: float = Field(default=1.0, ge=0, le=1e6)
+    # Steps over which the learning rate rises linearly from 0.
+    warmup_steps: int = Field(default=0, ge=0, le=MOST_STEPS)
+    # After warm-up: `linear` and `cosine` fall, and would be 0 one step after the run's last.
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+
+
+class CheckpointConfig(Model):
+    """When parameters and optimizer are written to the run's folder."""
+
+    # Steps between checkpoints; the last step always makes one.
+    every: Steps = 20
+    # How many to keep.
+    keep: Count = 2
+    # Where they are kept as well, in a folder named by the run: any fsspec URL, such as
+    # `s3://bucket/prefix`; absent: nowhere. Its keys come from the environment, never from here.
+    remote: str | None = None
+    # Options of its file system, such as `endpoint_url`.
+    remote_options: dict[str, str | int | float | bool] = Field(
+        default_factory=dict[str, str | int | float | bool]
+    )
+    # How many to keep there.
+    remote_keep: Count = 2
+    # How long the end of a run waits until its last checkpoint is there.
+    remote_exit_s: Seconds = 600.0
+
+    @model_validator(mode="after")
+    def _holds_no_keys(self) -> Self:
+        for name in self.remote_options:
+            if _SECRET_OPTION.search(name):
+                raise ValueError(
+                    f"remote_options.{name}: keys do not belong into a spec; give options like this"
+                    f" as a JSON object in the environment variable {REMOTE_OPTIONS_VARIABLE}"
+                )
+        if self.remote is not None and not _REMOTE_URL.fullmatch(self.remote):
+            raise ValueError(
+                "remote: expected a URL such as s3://bucket/prefix, without user and password"
+            )
+        return self
+
+
+class EvalSetConfig(Model):
+    """One fixed set of tasks and one way to sample them."""
+
+    # `heldout` is reported as `eval/...`, any other name as `eval_{name}/...`.
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
+    # A task file: a JSON array or an object with the key `tasks`.
+    tasks: str
+    # 0 is greedy decoding.
+    temperature: float = Field(default=1.0, ge=0, le=10)
+    # Tasks to use, from the start of what `learner.select` leaves; absent means all.
+    count: Tasks | None = None
+    # Attempts at each task; pass@k is reported for k up to this.
+    attempts: int = Field(default=1, ge=1, le=64)
+    when: tuple[EvalMoment, ...] = ("before", "during", "after")
+
+
+class EvalConfig(Model):
+    """Evaluation on tasks that are never trained on."""
+
+    sets: tuple[EvalSetConfig, ...] = ()
+    # Steps between the evaluations during training; 0 means none.
+    every: int = Field(default=0, ge=0, le=MOST_STEPS)
+    # How long the next publication waits for an evaluation of the policy before it.
+    hold_s: Seconds = 120.0
+    # How many tasks of an evaluation may be leased at once.
+    slots: Count = 64
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        names = [chosen.name for chosen in self.sets]
+        if len(set(names)) < len(names):
+            raise ValueError(f"sets: their names must differ; got {names}")
+        return self
+
+
+class WeightsConfig(Model):
+    """How published weights reach engines."""
+
+    # What lies between learner and engines. `private`: whatever both sides can do. `public`: a
+    # network with strangers in it; WeightService alone, under TLS, for shared memory, NCCL and gloo
+    # neither encrypt nor ask who is there.
+    network: Literal["private", "public"] = "private"
+    # Port of WeightService, for machines that are reached at opened ports only; 0 is any free one.
+    port: int = Field(default=0, ge=0, le=65535)
+    # HOST or HOST:PORT at which engines reach it; absent: the learner's host, and that port.
+    advertise: str | None = None
+
+
+class IntakeConfig(Model):
+    """Trajectories on their way in."""
+
+    # Bytes of one worker's trajectories that may be under way; its further ones wait, unread.
+    worker_bytes: int = Field(default=8 * 2**20, ge=2**20, le=2**40)
+    # And of all workers together.
+    total_bytes: int = Field(default=64 * 2**20, ge=2**20, le=2**40)
+    # A submission that stands still for so long is ended; its worker sends it again.
+    stall_s: Seconds = 30.0
+
+
+class LearnerConfig(Model):
+    """Everything under `[learner]`."""
+
+    # `eval` evaluates the run's newest policy on all sets and ends, without training.
+    mode: Literal["train", "eval"] = "train"
+    # A task file: a JSON array or an object with the key `tasks`.
+    tasks: str
+    # Optimizer steps of the whole run.
+    steps: Steps
+    groups_per_step: Count
+    # Attempts at each task, sampled together.
+    group_size: int = Field(ge=2, le=1024)
+    # Versions by which the policy that wrote a token may lag behind the trainer's.
+    # 0 is strictly on policy: rollout and training take turns.
+    max_staleness: int = Field(default=1, ge=0, le=1000)
+    # A group with fewer graded attempts at its deadline is dropped.
+    min_group: int = Field(default=2, ge=2, le=1024)
+    # How often one attempt may be tried in all.
+    max_tries: int = Field(default=3, ge=1, le=1000)
+    # How often a task comes back whose group was dropped, before it is given up.
+    max_requeues: int = Field(default=2, ge=0, le=1000)
+    lease_ttl_s: Seconds = 30.0
+    # From the first lease of a group to the moment its work is no longer taken.
+    group_deadline_s: Seconds = 1800.0
+    # TRAIN samples by temperature alone.
+    temperature: float = Field(default=1.0, gt=0, le=10)
+    # Groups whose rewards are all equal carry no signal. `mask`: trained with advantage 0, so
+    # that their tokens count in the mean. `drop`: left out of the batch, and not replaced.
+    # `replace`: left out, and others are sampled until a step has `groups_per_step` with signal.
+    constant_groups: Literal["mask", "drop", "replace"] = "mask"
+    # For `replace`: most groups that are replaced for one step, in multiples of groups_per_step.
+    max_refill: int = Field(default=4, ge=1, le=1000)
+    publish_timeout_s: Seconds = 120.0
+    intake: IntakeConfig = IntakeConfig()
+    weights: WeightsConfig = WeightsConfig()
+    # How long a cut Attach stream keeps its membership.
+    attach_grace_s: Seconds = 10.0
+    # A stage without progress for so long is reported in the log, with all stacks.
+    stall_s: Seconds = 300.0
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    rank: RankConfig = RankConfig()
+    guard: GuardConfig = GuardConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    eval: EvalConfig = EvalConfig()
+    select: SelectConfig = SelectConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    tracking: TrackingConfig = TrackingConfig()
+    alarms: AlarmsConfig = AlarmsConfig()
+
+    @model_validator(mode="after")
+    def _a_group_can_be_complete(self) -> Self:
+        if self.min_group > self.group_size:
+            raise ValueError(
+                f"min_group: {self.min_group}, but a group has only {self.group_size} attempts"
+            )
+        return self

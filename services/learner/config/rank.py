@@ -1,0 +1,51 @@
+"""The ranks' part of `[learner]`: `[learner.rank]`."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from services.common.config import Model
+from services.common.number_ranges import MOST_TOKENS, Seconds, Tokens
+
+
+class RankConfig(Model):
+    """How the training ranks use their machines."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    # Ranks on each machine, each with a whole copy of the model and a share of every batch; on
+    # `cuda` one to each GPU. Never changes the loss.
+    processes: int = Field(default=1, ge=1, le=1024)
+    # Machines of the learner; on all but the first runs `python -m services.learner.ranks`, and
+    # SkyPilot's are started so by `launcher.sky.learner.num_nodes`. Only the number of ranks in all
+    # matters for the result, never how many share a machine.
+    nodes: int = Field(default=1, ge=1, le=1024)
+    # What lies between these machines. gloo and NCCL neither encrypt nor ask who is there, so
+    # several nodes are refused on a `public` network, one with strangers in it.
+    network: Literal["private", "public"] = "private"
+    # How long the machines wait for each other.
+    join_s: Seconds = 300.0
+    # CPU threads of torch in each. On a CPU only 1 makes a step repeatable bit for bit.
+    threads: int = Field(default=1, ge=1, le=1024)
+    # Most tokens in one forward pass; never changes the loss. A longer sequence goes alone.
+    pack_tokens: Tokens = 4096
+    # Policy tokens whose logits exist at once.
+    head_chunk: Tokens = 512
+    # Recompute activations in the backward pass: about a third more time, much less memory.
+    gradient_checkpointing: bool = False
+    # Keep AdamW's moments and master parameters in host memory: 8 bytes a parameter less on the
+    # device.
+    offload_optimizer: bool = False
+    # Keep the reference policy in host memory while it is not used; on a CPU it is there anyway.
+    offload_reference: bool = True
+    # Tokens that are scored again after a step, for policy/post_update_kl; 0 switches it off.
+    post_update_tokens: int = Field(default=4096, ge=0, le=MOST_TOKENS)
+
+    @model_validator(mode="after")
+    def _strangers_reach_no_ranks(self) -> Self:
+        if self.nodes > 1 and self.network == "public":
+            raise ValueError(
+                f"nodes: {self.nodes}, but network is 'public': ranks of several machines speak"
+                " gloo or NCCL, which neither encrypt nor ask who is there; put the machines into"
+                " one private network and set learner.rank.network = 'private', or set nodes = 1"
+            )
+        return self

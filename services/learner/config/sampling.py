@@ -1,0 +1,90 @@
+"""Which tasks are used, `[learner.select]`, and which comes when, `[learner.sampling]`."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from services.common.config import Model
+from services.common.number_ranges import Count, Share, Steps
+
+Weight = Annotated[float, Field(ge=0, le=1e6)]
+Level = Annotated[int, Field(ge=0, le=1_000_000)]
+Tasks = Annotated[int, Field(ge=1, le=1_000_000_000)]
+
+
+def _listed(value: Any) -> Any:
+    """Command lines and forms have several values with commas between them."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _levels(value: Any) -> Any:
+    value = (value,) if isinstance(value, int) else _listed(value)
+    if not isinstance(value, tuple):
+        return value
+    return tuple(int(part) if str(part).isdecimal() else part for part in value)
+
+
+class SelectConfig(Model):
+    """Which tasks of a task file are used; what is not set leaves them all."""
+
+    modality: Literal["tool_use", "computer_use", "browser_use", "joint", "single_turn"] | None = (
+        None
+    )
+    env_keys: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
+    # Tasks without a difficulty are left out where this is set.
+    difficulty: Annotated[tuple[Level, ...], BeforeValidator(_levels)] = ()
+    data_version: str | None = Field(default=None, min_length=1)
+    # Of what the others leave for training, so many; evaluation sets have their own `count`.
+    max_tasks: Tasks | None = None
+
+
+class DifficultyConfig(Model):
+    """Leaves out for a while what every attempt solves, and what none does."""
+
+    enabled: bool = False
+    # Groups of a task before it may be parked.
+    min_groups: Count = 2
+    # A task is parked at a running pass rate of at least `solved`, or of at most `impossible`.
+    solved: float = Field(default=0.95, gt=0, le=1)
+    impossible: Share = 0.02
+    # Weight of a task's earlier groups against its newest; 1 forgets nothing.
+    decay: float = Field(default=0.5, gt=0, le=1)
+    # Share of an environment's draws that tries a parked task again; 0 never does.
+    probe_share: float = Field(default=0.1, ge=0, le=0.5)
+
+    @model_validator(mode="after")
+    def _there_is_something_between(self) -> Self:
+        if self.impossible >= self.solved:
+            raise ValueError(
+                f"impossible: {self.impossible}, which must be below solved, {self.solved}"
+            )
+        return self
+
+
+class SamplingConfig(Model):
+    """The order of tasks."""
+
+    # How many groups each environment gets: the same number, a number that is proportional to
+    # its tasks, or what `weights` says.
+    mixing: Literal["uniform", "proportional", "weights"] = "uniform"
+    # By environment, for `mixing = "weights"`; 0 leaves an environment out.
+    weights: dict[str, Weight] = Field(default_factory=dict[str, Weight])
+    # Every environment has so many of each `groups_per_step` groups, whatever its weight.
+    min_per_env: int = Field(default=0, ge=0, le=1_000_000)
+    # Steps of an epoch, for the metric; absent means as many groups as there are tasks.
+    epoch_steps: Steps | None = None
+    # Most of an environment's tasks that may be quarantined.
+    quarantine_share: Share = 0.1
+    difficulty: DifficultyConfig = DifficultyConfig()
+
+    @model_validator(mode="after")
+    def _weights_belong_to_their_mixing(self) -> Self:
+        if self.mixing == "weights" and not any(self.weights.values()):
+            raise ValueError(
+                'weights: mixing is "weights", but no environment has a weight above 0'
+            )
+        if self.mixing != "weights" and self.weights:
+            raise ValueError(f'weights: they need mixing = "weights", not "{self.mixing}"')
+        return self

@@ -1,0 +1,38 @@
+"""What a learner is given from outside."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from services.common.fingerprint import TokenizerDigests
+from services.learner.ports import AlarmSink, Ranks, RemoteStore, Snapshots, Tracker
+from services.learner.ranks.machines import Roll
+
+
+class Vendors:
+    """What a learner is given from outside: ranks, trackers, WeightService, the tokenizer."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        tracker: Tracker,
+        tokenizer: TokenizerDigests | bytes,
+        snapshots: Snapshots | None = None,
+        weight_server: str | None = None,
+        store: RemoteStore | None = None,
+        alarm_sinks: Sequence[AlarmSink] = (),
+        export: Callable[[Path, Path], None] | None = None,
+        roll: Roll | None = None,
+    ) -> None:
+        """`export` writes the model of a checkpoint's folder to a folder of its own, `roll` is
+        that of further machines."""
+        self.ranks = ranks
+        self.tracker = tracker
+        if isinstance(tokenizer, bytes):
+            tokenizer = TokenizerDigests(tokenizer)
+        self.tokenizer = tokenizer
+        self.snapshots = snapshots
+        self.weight_server = weight_server
+        self.store = store
+        self.alarm_sinks = alarm_sinks
+        self.export = export
+        self.roll = roll

@@ -1,0 +1,211 @@
+"""Prints what a run's attempts did, one JSON object per line, from its journal:
+
+    python -m services.learner.journal.inspect_command runs/RUN_ID/journal.sqlite --failed -n 3
+
+Works on running and ended runs, and changes nothing. Attempts whose tokens are kept come first,
+the newest before older ones. The last line is {"matched": N}, the number that `-n` chose from.
+With `--tasks` it prints the tasks that are parked or quarantined instead, and why.
+"""
+
+import argparse
+import json
+import sqlite3
+import sys
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from services.common.private_process import keep_private
+from services.common.text import say, say_json
+from services.learner.journal.connection import JournalError
+from services.learner.journal.curriculum import left_out
+from services.learner.journal.store import reading
+from services.learner.journal.trajectories import trajectory_of
+from services.learner.trajectory import PASS_REWARD, Trajectory
+from services.learner.types import AttemptKey, Author
+from services.learner.types import Sequence as TokenSequence
+
+_FROM = "FROM trajectories t JOIN groups g USING (group_id)"
+_ORDER = "ORDER BY t.payload IS NULL, t.received DESC, t.attempt_index"
+
+
+class NothingFoundError(Exception):
+    """There is nothing to show; the message says why and what to try."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which attempts; None takes all. `passed` is a reward of at least 1, False everything else,
+    tries without a reward included."""
+
+    step: int | None = None
+    env_key: str | None = None
+    group_id: str | None = None
+    passed: bool | None = None
+
+    def where(self) -> tuple[str, list[Any]]:
+        """An SQL condition and its arguments."""
+        conditions: list[tuple[str, Any]] = []
+        if self.step is not None:
+            conditions.append(("g.step = ?", self.step))
+        if self.env_key is not None:
+            conditions.append(("json_extract(g.spec, '$.task[1]') = ?", self.env_key))
+        if self.group_id is not None:
+            conditions.append(("g.group_id = ?", self.group_id))
+        if self.passed is not None:
+            sign = "=" if self.passed else "!="
+            conditions.append((f"(coalesce(t.reward, -1) >= ?) {sign} 1", PASS_REWARD))
+        text = " AND ".join(condition for condition, _ in conditions) or "1"
+        return text, [value for _, value in conditions]
+
+
+def attempts(journal: Path, wanted: Wanted, limit: int) -> Iterator[dict[str, Any]]:
+    """The attempts as plain values, then {"matched": N}. Raises NothingFoundError."""
+    with _opened(journal) as connection:
+        yield from _rows(connection, journal, wanted, limit)
+
+
+def left_out_tasks(journal: Path) -> list[dict[str, Any]]:
+    """The tasks that the run does not draw as usual, and why. Raises NothingFoundError."""
+    with _opened(journal) as connection:
+        return left_out(connection)
+
+
+@contextmanager
+def _opened(journal: Path) -> Generator[sqlite3.Connection]:
+    if not journal.exists():
+        raise NothingFoundError(
+            f"{journal} does not exist: the run's learner has not started, or this is no run"
+        )
+    try:
+        with reading(journal) as connection:
+            yield connection
+    except JournalError as error:
+        raise NothingFoundError(str(error)) from error
+
+
+def _rows(
+    db: sqlite3.Connection, journal: Path, wanted: Wanted, limit: int
+) -> Iterator[dict[str, Any]]:
+    where, arguments = wanted.where()
+    (matched,) = db.execute(f"SELECT count(*) {_FROM} WHERE {where}", arguments).fetchone()
+    if not matched:
+        raise NothingFoundError(_why_nothing(db, journal, wanted))
+    columns = "t.group_id, t.attempt_index, t.try, t.dropped, g.purpose, g.eval_id, g.state,"
+    columns += " g.reason, g.step, g.spec, t.payload IS NULL"
+    sql = f"SELECT {columns} {_FROM} WHERE {where} {_ORDER} LIMIT ?"
+    for row in db.execute(sql, [*arguments, limit]).fetchall():
+        yield _attempt(db, row)
+    yield {"matched": matched}
+
+
+def _why_nothing(db: sqlite3.Connection, journal: Path, wanted: Wanted) -> str:
+    (received,) = db.execute("SELECT count(*) FROM trajectories").fetchone()
+    if not received:
+        return f"{journal} has no attempts yet"
+    steps = db.execute("SELECT min(step), max(step) FROM plans").fetchone()
+    if (
+        wanted.step is not None
+        and not db.execute("SELECT 1 FROM plans WHERE step = ?", (wanted.step,)).fetchone()
+    ):
+        known = "none yet" if steps[0] is None else f"{steps[0]} to {steps[1]}"
+        return f"no attempts of step {wanted.step}; the journal has steps: {known}"
+    known = [
+        key for (key,) in db.execute("SELECT DISTINCT json_extract(spec, '$.task[1]') FROM groups")
+    ]
+    if wanted.env_key is not None and wanted.env_key not in known:
+        return f"no environment {wanted.env_key!r}; the journal has: {', '.join(sorted(known))}"
+    group = db.execute("SELECT 1 FROM groups WHERE group_id = ?", (wanted.group_id,)).fetchone()
+    if wanted.group_id is not None and not group:
+        return f"no group {wanted.group_id!r}; groups have ids like g000012r0"
+    return f"none of the {received} attempts in {journal} is like that"
+
+
+def _attempt(db: sqlite3.Connection, row: tuple[Any, ...]) -> dict[str, Any]:
+    group_id, index, attempt_try, dropped, purpose, eval_id, state, reason, step, spec, pruned = row
+    trajectory = trajectory_of(db, AttemptKey(group_id, index, attempt_try))
+    task_key, env_key, task_json = json.loads(spec)["task"]
+    return {
+        "group_id": group_id,
+        "attempt_index": index,
+        "try": attempt_try,
+        "purpose": purpose,
+        "eval_id": eval_id,
+        "step": step,
+        "group_state": state,
+        "dropped": dropped or reason,
+        "task_key": task_key,
+        "env_key": env_key,
+        "task_prompt": json.loads(task_json)["prompt"],
+        "tokens_kept": not pruned,
+        **_outcome(trajectory),
+        "sequences": [list(_spans(sequence)) for sequence in trajectory.sequences],
+    }
+
+
+def _outcome(trajectory: Trajectory) -> dict[str, Any]:
+    return {
+        "worker_id": trajectory.facts.worker_id,
+        "reward": trajectory.reward,
+        "failure": trajectory.failure,
+        "no_grade": trajectory.no_grade,
+        "detail": trajectory.detail,
+        "stop_reason": trajectory.stop_reason,
+        "partial_reward": trajectory.partial_reward,
+        "checks_passed": trajectory.checks_passed,
+        "checks_failed": trajectory.checks_failed,
+        "suspicion": trajectory.suspicion,
+        "turns": [asdict(turn) for turn in trajectory.turns],
+        "counts": asdict(trajectory.counts),
+    }
+
+
+def _spans(sequence: TokenSequence) -> Iterator[dict[str, Any]]:
+    """Runs of tokens by author; those of a policy with its version and their mean logprob."""
+    start, sampled = 0, 0
+    for span in sequence.spans:
+        token_ids = sequence.token_ids[start : start + span.length].tolist()
+        start += span.length
+        shown: dict[str, Any] = {"author": span.author, "token_ids": token_ids}
+        if span.author is Author.POLICY and span.policy is not None:
+            logprobs = sequence.logprobs[sampled : sampled + span.length]
+            sampled += span.length
+            shown["policy"] = f"{span.policy.run_epoch}:{span.policy.version}"
+            shown["temperature"] = span.temperature
+            shown["mean_logprob"] = float(np.mean(logprobs)) if span.length else 0.0
+        yield shown
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m services.learner.journal.inspect_command", description=__doc__
+    )
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("journal", type=Path)
+    parser.add_argument("--step", type=int, help="attempts that this optimizer step trained on")
+    parser.add_argument("--env", help="attempts in this environment")
+    parser.add_argument("--group", help="attempts of this group")
+    outcome = parser.add_mutually_exclusive_group()
+    outcome.add_argument("--passed", dest="passed", action="store_true", default=None)
+    outcome.add_argument("--failed", dest="passed", action="store_false")
+    parser.add_argument("--tasks", action="store_true", help="tasks that are parked or quarantined")
+    parser.add_argument("-n", type=int, default=3, help="at most so many (3)")
+    chosen = parser.parse_args(argv)
+    wanted = Wanted(chosen.step, chosen.env, chosen.group, chosen.passed)
+    try:
+        found = attempts(chosen.journal, wanted, chosen.n)
+        for row in left_out_tasks(chosen.journal) if chosen.tasks else found:
+            say_json(row)
+    except NothingFoundError as error:
+        say(str(error), file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    keep_private()
+    sys.exit(main())

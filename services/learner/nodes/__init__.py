@@ -1,1 +1,0 @@
-"""Further machines of a learner: each runs ranks, and nothing else."""

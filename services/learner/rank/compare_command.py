@@ -1,0 +1,41 @@
+"""The rank's command `compare`."""
+
+from dataclasses import replace
+
+from services.common.spec import PolicyConfig
+from services.learner.config.rank import RankConfig
+from services.learner.guard.types import Comparison
+from services.learner.rank.mismatch_hypotheses import Suspect, hypotheses
+from services.learner.rank.model import Policy
+from services.learner.rank.publish import WeightSlots
+from services.learner.rank.score_comparison import Comparer
+from services.learner.types import TrainBatch
+
+
+class Comparing:
+    """Compares, and looks for the cause when it is asked to."""
+
+    def __init__(
+        self, policy: Policy, slots: WeightSlots, config: PolicyConfig, rank: RankConfig
+    ) -> None:
+        self._policy = policy
+        self._slots = slots
+        self._config = config
+        self._rank = rank
+        scaling = config.rope_scaling or {}
+        original = scaling.get("original_max_position_embeddings")
+        split = int(original) if original is not None else None
+        self._comparer = Comparer(policy, slots, rank, split=split)
+
+    def compare(self, batch: TrainBatch, version: int, *, diagnose: bool) -> Comparison:
+        """`version` is that of the weights in the model.
+
+        Raises ValueError for a batch that was made for other weights.
+        """
+        if batch.step - 1 != version:
+            raise ValueError(f"a batch for version {batch.step - 1}, the weights are {version}")
+        found = self._comparer.compare(batch)
+        if not diagnose:
+            return found
+        suspect = Suspect(self._policy, self._slots, self._config, self._rank, version)
+        return replace(found, hypotheses=hypotheses(suspect, batch))

@@ -1,0 +1,120 @@
+"""Sequences as they enter packs, and the packs that are this rank's."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from services.learner.algo.masks import predicting_positions
+from services.learner.algo.packing import first_fit_decreasing
+from services.learner.rank.data_parallel import Replicas
+from services.learner.rank.model import Policy
+from services.learner.types import TrainSequence
+
+# One float32 array [policy tokens] by a row's place in the batch.
+ByRow = dict[int, NDArray[np.float32]]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A sequence up to its last policy token; what follows it is trained on by nobody."""
+
+    # Its place in the batch.
+    index: int
+    token_ids: NDArray[np.int32]
+    # Positions whose next token the policy wrote, one for each policy token.
+    positions: NDArray[np.int64]
+    # Logprobs of the sampler, by policy token.
+    behaviour: NDArray[np.float32]
+    temperature: float
+    staleness: int
+
+    @staticmethod
+    def of(index: int, sequence: TrainSequence) -> "Row":
+        """Raises ValueError when the policy wrote the first token, which nothing predicts."""
+        positions = predicting_positions(sequence.policy_mask)
+        end = int(positions[-1]) + 2 if len(positions) else 0
+        return Row(
+            index,
+            sequence.token_ids[:end],
+            positions,
+            sequence.behaviour_logprobs[sequence.policy_mask].astype(np.float32, copy=False),
+            sequence.temperature,
+            sequence.staleness,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """The policy tokens of a pack; every tensor is [policy tokens]."""
+
+    # In the pack, of the hidden states that predict them.
+    positions: Tensor
+    token_ids: Tensor
+    temperature: Tensor
+    # Which of the pack's rows each belongs to.
+    sequence: Tensor
+
+    @staticmethod
+    def of(rows: Sequence[Row], device: torch.device) -> "Targets":
+        starts = np.cumsum([0, *(len(row.token_ids) for row in rows)])
+        counts = [len(row.positions) for row in rows]
+        positions = [row.positions + start for row, start in zip(rows, starts, strict=False)]
+        targets = [row.token_ids[row.positions + 1].astype(np.int64) for row in rows]
+        temperatures = np.array([row.temperature for row in rows], np.float32)
+        columns = (
+            np.concatenate(positions),
+            np.concatenate(targets),
+            np.repeat(temperatures, counts),
+            np.repeat(np.arange(len(rows)), counts),
+        )
+        return Targets(*(torch.from_numpy(column).to(device) for column in columns))
+
+
+@dataclass(frozen=True, slots=True)
+class Packer:
+    """Cuts rows up into what this rank forwards at once."""
+
+    policy: Policy
+    pack_tokens: int
+    replicas: Replicas
+
+    def packs(self, rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+        """This rank's share of the rows that have a policy token, a pack at a time."""
+        filled = [row for row in rows if len(row.positions)]
+        own = [filled[place] for place in self.replicas.share([len(r.token_ids) for r in filled])]
+        budget = self.pack_tokens if self.policy.packable else 1
+        for pack in first_fit_decreasing([len(row.token_ids) for row in own], budget):
+            yield [own[place] for place in pack]
+
+    def collect(self, own: ByRow, rows: Sequence[Row]) -> ByRow:
+        """Of all rows, what any rank computed of them."""
+        lengths = {row.index: len(row.positions) for row in rows if len(row.positions)}
+        return self.replicas.collect(own, lengths)
+
+
+def by_row(values: Tensor, rows: Sequence[Row]) -> ByRow:
+    """A pack's values [policy tokens] as one float32 array for each row's index."""
+    ends = np.cumsum([len(row.positions) for row in rows])[:-1]
+    parts = np.split(values.detach().float().cpu().numpy(), ends)
+    return {row.index: part for row, part in zip(rows, parts, strict=True)}
+
+
+def split_groups(group_ids: Sequence[str], parts: int) -> list[list[int]]:
+    """At most `parts` mini-batches of whole groups, in the batch's order, as even as can be.
+
+    Each holds the places of its sequences in the batch.
+    """
+    groups: dict[str, list[int]] = {}
+    for place, group_id in enumerate(group_ids):
+        groups.setdefault(group_id, []).append(place)
+    bounds = np.linspace(0, len(groups), min(parts, max(1, len(groups))) + 1).astype(int)
+    ordered = list(groups.values())
+    return [
+        [place for group in ordered[start:end] for place in group]
+        for start, end in pairwise(bounds)
+    ]

@@ -1,0 +1,177 @@
+"""What engines say of their samples, scored again with the weights that sampled them."""
+
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from services.learner.algo.logprob_head import token_logprobs
+from services.learner.algo.masks import predicting_positions
+from services.learner.algo.mismatch import distribution
+from services.learner.config.rank import RankConfig
+from services.learner.guard.types import Band, Comparison
+from services.learner.rank.model import Policy
+from services.learner.rank.publish import WeightSlots
+from services.learner.types import TrainBatch, TrainSequence, VersionMismatch
+
+# The tokens of a sequence, and the positions that predict the policy's among them.
+_Piece = tuple[NDArray[np.int32], NDArray[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyTokens:
+    """The policy's tokens of some sequences, end to end; every tensor is [n]."""
+
+    targets: Tensor
+    behaviour: Tensor
+    temperature: Tensor
+    # Of each token: its place in its sequence, and the sequence's place in the batch.
+    positions: NDArray[np.int64]
+    sequence: NDArray[np.int64]
+
+    @staticmethod
+    def of(batch: TrainBatch, indices: Sequence[int], device: torch.device) -> "PolicyTokens":
+        rows = [(index, batch.sequences[index]) for index in indices]
+        places = [predicting_positions(row.policy_mask) + 1 for _, row in rows]
+
+        def joined(values: list[NDArray[np.generic]], dtype: torch.dtype) -> Tensor:
+            return torch.from_numpy(np.concatenate(values)).to(device, dtype)
+
+        pairs = list(zip(rows, places, strict=True))
+        heat = [np.full(len(place), row.temperature) for (_, row), place in pairs]
+        return PolicyTokens(
+            joined([row.token_ids[place] for (_, row), place in pairs], torch.int64),
+            joined([row.behaviour_logprobs[place] for (_, row), place in pairs], torch.float64),
+            joined(list(heat), torch.float32),
+            np.concatenate(places),
+            np.concatenate([np.full(len(place), index) for (index, _), place in pairs]),
+        )
+
+
+@torch.no_grad()
+def states(policy: Policy, sequences: Sequence[TrainSequence], budget: int) -> Tensor:
+    """Hidden states [n, width] from which the policy's tokens of each sequence follow.
+
+    Sequences are computed in packs of at most `budget` tokens, where the model allows packs.
+    """
+    parts: list[Tensor] = []
+    for pack in _packs(sequences, budget if policy.packable else 1):
+        starts = np.cumsum([0, *(len(ids) for ids, _ in pack)])
+        positions = [where + start for (_, where), start in zip(pack, starts, strict=False)]
+        hidden = policy.hidden([ids for ids, _ in pack])
+        parts.append(hidden[torch.from_numpy(np.concatenate(positions)).to(policy.device)])
+    return torch.cat(parts)
+
+
+def _packs(sequences: Sequence[TrainSequence], budget: int) -> list[list[_Piece]]:
+    """Neighbours together, in order."""
+    packs: list[list[_Piece]] = []
+    room = 0
+    for sequence in sequences:
+        positions = predicting_positions(sequence.policy_mask)
+        # What follows the last of the policy's tokens changes nothing.
+        ids = sequence.token_ids[: int(positions[-1]) + 1]
+        if not packs or len(ids) > room:
+            packs.append([])
+            room = budget
+        packs[-1].append((ids, positions))
+        room -= len(ids)
+    return packs
+
+
+@contextmanager
+def other_weights(policy: Policy, tensors: Iterable[tuple[str, Tensor]]) -> Generator[None]:
+    """The policy computes with these in place of its own weights for as long.
+
+    What a published version left in shared memory a CPU reads where it lies; a GPU holds it beside
+    the newest weights.
+    """
+    parameters = policy.named_parameters()
+    newest = {name: parameter.data for name, parameter in parameters.items()}
+    try:
+        for name, tensor in tensors:
+            parameters[name].data = tensor.to(policy.device, newest[name].dtype)
+        yield
+    finally:
+        for name, data in newest.items():
+            parameters[name].data = data
+
+
+class Comparer:
+    """Compares on one rank, and leaves model and optimizer as they were."""
+
+    def __init__(
+        self, policy: Policy, slots: WeightSlots, rank: RankConfig, *, split: int | None
+    ) -> None:
+        """`split` is the position at which errors are told apart, the median where it is None."""
+        self._policy = policy
+        self._slots = slots
+        self._rank = rank
+        self._split = split
+
+    def compare(self, batch: TrainBatch) -> Comparison:
+        """The sequences whose weights are still held, each under its own.
+
+        `batch.step - 1` is the version of the weights in the model.
+        """
+        versions: dict[int, VersionMismatch] = {}
+        by_sequence: list[float | None] = [None] * len(batch.sequences)
+        off: list[tuple[NDArray[np.int64], NDArray[np.float64]]] = []
+        for version, indices in self._by_version(batch):
+            tokens = PolicyTokens.of(batch, indices, self._policy.device)
+            with self._weights_of(version, newest=batch.step - 1):
+                logprobs = self.logprobs([batch.sequences[i] for i in indices], tokens)
+            versions[version] = distribution(logprobs, tokens.behaviour)
+            size = (logprobs.double() - tokens.behaviour).abs().cpu().numpy()
+            off.append((tokens.positions, size))
+            for index in indices:
+                by_sequence[index] = float(size[tokens.sequence == index].mean())
+        return Comparison(versions, tuple(by_sequence), _bands(off, self._split))
+
+    def logprobs(self, sequences: Sequence[TrainSequence], tokens: PolicyTokens) -> Tensor:
+        """Of the policy's tokens [n], with the weights that the model holds now."""
+        return token_logprobs(
+            states(self._policy, sequences, self._rank.pack_tokens),
+            self._policy.head,
+            tokens.targets,
+            tokens.temperature,
+            chunk=self._rank.head_chunk,
+        )
+
+    def _by_version(self, batch: TrainBatch) -> Iterator[tuple[int, list[int]]]:
+        newest = batch.step - 1
+        found: dict[int, list[int]] = {}
+        for index, sequence in enumerate(batch.sequences):
+            version = newest - sequence.staleness
+            if version in {newest, *self._slots.versions} and sequence.policy_mask[1:].any():
+                found.setdefault(version, []).append(index)
+        yield from sorted(found.items())
+
+    @contextmanager
+    def _weights_of(self, version: int, *, newest: int) -> Generator[None]:
+        own = version == newest
+        older = () if own else self._slots.tensors(version)
+        with other_weights(self._policy, older):
+            yield
+
+
+def _bands(
+    off: Sequence[tuple[NDArray[np.int64], NDArray[np.float64]]], split: int | None
+) -> tuple[Band, ...]:
+    """The mean error below and from a position on; one band where all lies on one side."""
+    if not off:
+        return ()
+    positions = np.concatenate([where for where, _ in off])
+    size = np.concatenate([much for _, much in off])
+    middle = int(np.median(positions)) if split is None else split
+    end = int(positions.max()) + 1
+    edges = [(0, min(middle, end)), (middle, end)]
+    return tuple(
+        Band(low, high, float(size[(positions >= low) & (positions < high)].mean()))
+        for low, high in edges
+        if ((positions >= low) & (positions < high)).any()
+    )

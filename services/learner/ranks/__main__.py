@@ -1,0 +1,67 @@
+"""A further machine of the learner: ranks that train with the learner's own."""
+
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
+
+from services.common.errors import ConfigError
+from services.common.service_main import RegistryContract, Runtime, entry
+from services.learner.config.learner import LearnerConfig
+from services.learner.ranks.machine_admission import Machine, WrongMachineError, machine_of
+
+if TYPE_CHECKING:
+    from services.learner.ranks.pending_calls import RankHandle
+
+
+def _load() -> Callable[[Runtime[LearnerConfig]], Awaitable[None]]:
+    from services.learner.checkpoints.model_files import check_model_files
+    from services.learner.ranks.adapters.learner_client import RankLearner
+    from services.learner.ranks.machine_worker import Member
+    from services.learner.ranks.process import RankProcess, environment_of
+
+    async def run(runtime: Runtime[LearnerConfig]) -> None:
+        rank = runtime.config.rank
+        machine = _machine(runtime)
+        check_model_files(runtime.shared.policy, runtime.run_dir)
+
+        async def start() -> "Sequence[RankHandle]":
+            logs = runtime.run_dir / "logs"
+            stem = f"learner-node-{machine.number}-rank"
+            return [
+                await RankProcess.spawn(
+                    f"training rank {machine.number * rank.processes + slot}",
+                    logs / f"{stem}-{slot}.log",
+                    environment_of(rank),
+                )
+                for slot in range(rank.processes)
+            ]
+
+        learner = RankLearner(lambda: runtime.peers.channel("learner"), machine)
+        try:
+            await Member(learner, start, runtime.drain, rank.join_s).run()
+        except WrongMachineError as error:
+            raise ConfigError(str(error)) from error
+
+    return run
+
+
+def _machine(runtime: Runtime[LearnerConfig]) -> Machine:
+    """Which one this is; `--replica` is its number. Raises ConfigError."""
+    number, nodes = runtime.replica, runtime.config.rank.nodes
+    if not 0 < number < nodes:
+        raise ConfigError(
+            f"--replica {number}: learner.rank.nodes is {nodes}, so further machines of the learner"
+            f" have the numbers 1 to {nodes - 1}; 0 runs `python -m services.learner` itself"
+        )
+    hostname = socket.gethostname()
+    return machine_of(runtime.run_id, number, runtime.shared.policy, runtime.config, hostname)
+
+
+def _registry() -> RegistryContract:
+    from flotilla.launcher.v1 import registry_service_pb2, registry_service_pb2_grpc
+
+    return RegistryContract(registry_service_pb2_grpc.RegistryServiceStub, registry_service_pb2)
+
+
+if __name__ == "__main__":
+    entry("learner", LearnerConfig, _load, doc=__doc__ or "", registry=_registry)

@@ -1,0 +1,1 @@
+"""The learner as a further machine reaches it."""

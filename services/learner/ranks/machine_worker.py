@@ -1,0 +1,111 @@
+"""A further machine of a learner: joins it, and has its ranks do what it says."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from services.common.log import get_logger
+from services.learner.ports import RankError
+from services.learner.ranks.pending_calls import Answer, RankHandle
+from services.learner.ranks.ports import Learner, LearnerAwayError, Membership
+
+_AGAIN_S = 0.5
+_log = get_logger(__name__)
+
+# Starts this machine's ranks, in their order.
+Start = Callable[[], Awaitable[Sequence[RankHandle]]]
+
+
+class Member:
+    """Takes part in one learner after the other: each failure of a learner ends its ranks."""
+
+    def __init__(
+        self, learner: Learner, start: Start, drain: asyncio.Event, patience_s: float
+    ) -> None:
+        """Without a learner for `patience_s` the machine gives up."""
+        self._learner = learner
+        self._start = start
+        self._drain = drain
+        self._patience_s = patience_s
+        self._seen = time.monotonic()
+        self._joined = False
+
+    async def run(self) -> None:
+        """Return when the learner has ended in order, or this machine is to go.
+
+        Raises TimeoutError without a learner, WrongMachineError when it refuses this machine.
+        """
+        work = asyncio.create_task(self._take_part())
+        drained = asyncio.create_task(self._drain.wait())
+        try:
+            await asyncio.wait({work, drained}, return_when=asyncio.FIRST_COMPLETED)
+            # A learner that has its ranks here is told, and drains first.
+            if work.done() or self._joined:
+                await work
+        finally:
+            for task in (work, drained):
+                task.cancel()
+            await asyncio.gather(work, drained, return_exceptions=True)
+
+    async def _take_part(self) -> None:
+        while not await self._once():
+            if self._drain.is_set():
+                return
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _once(self) -> bool:
+        """Whether it is over."""
+        try:
+            async with asyncio.timeout(self._left_s) as waiting, self._learner.joined() as member:
+                waiting.reschedule(None)
+                self._joined = True
+                await self._serve(member)
+                return member.over
+        except LearnerAwayError as error:
+            _log.warning("the learner is away", why=str(error))
+            return False
+        except TimeoutError:
+            raise TimeoutError(
+                f"no learner for {self._patience_s:g} s: see its log, and that --registry or"
+                " --peer learner=HOST:PORT is right"
+            ) from None
+        finally:
+            if self._joined:
+                self._joined = False
+                self._seen = time.monotonic()
+
+    @property
+    def _left_s(self) -> float:
+        return max(0.0, self._seen + self._patience_s - time.monotonic())
+
+    async def _serve(self, member: Membership) -> None:
+        ranks = await self._start()
+        leaving = asyncio.create_task(self._leave(member))
+        answering: set[asyncio.Task[None]] = set()
+        try:
+            async for call in member.calls():
+                # Sent here: calls reach a rank in their order.
+                answer = ranks[call.rank].send(call.command, call.arguments)
+                task = asyncio.create_task(_answer(member, call.call, ranks[call.rank], answer))
+                answering.add(task)
+                task.add_done_callback(answering.discard)
+        finally:
+            for task in (leaving, *answering):
+                task.cancel()
+            await asyncio.gather(leaving, *answering, return_exceptions=True)
+            # They may be waiting for ranks that are gone.
+            for rank in ranks:
+                rank.kill()
+            await asyncio.gather(*(rank.close() for rank in ranks))
+
+    async def _leave(self, member: Membership) -> None:
+        await self._drain.wait()
+        _log.info("this machine has to go: the learner is told")
+        member.leave()
+
+
+async def _answer(member: Membership, call: int, rank: RankHandle, answer: Answer) -> None:
+    try:
+        member.succeed(call, await answer)
+    except RankError as error:
+        member.fail(call, str(error), ended=rank.ended)

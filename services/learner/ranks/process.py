@@ -1,0 +1,126 @@
+"""One training rank as a child process, spoken to in frames over its stdin and stdout."""
+
+import asyncio
+import os
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from services.common.child_environment import child_environment
+from services.common.interpreter import python
+from services.learner.config.rank import RankConfig
+from services.learner.ranks import protocol
+from services.learner.ranks.pending_calls import Answer, Calls, failed
+
+_TAIL_BYTES = 4096
+_CLOSE_SECONDS = 10.0
+# A model of the hub is fetched by the ranks themselves.
+_HUB_TOKEN = "HF_TOKEN"
+
+
+def environment_of(config: RankConfig) -> dict[str, str]:
+    """What every rank is started with."""
+    threads = str(config.threads)
+    return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+
+
+class RankProcess:
+    """Implements `rank.calls.RankHandle`. What the rank and its libraries print goes to
+    `log_path`, whose end RankErrors carry."""
+
+    def __init__(self, process: Process, name: str, log_path: Path) -> None:
+        self._process = process
+        self._name = name
+        self._log_path = log_path
+        self._calls = Calls()
+        self._reader = asyncio.create_task(self._read())
+
+    @staticmethod
+    async def spawn(name: str, log_path: Path, environment: Mapping[str, str]) -> "RankProcess":
+        """Starts one; `name` is what messages call it."""
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        with log_path.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *python("-m", "services.learner.rank"),
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=log,
+                env={**child_environment(_HUB_TOKEN, ours=True), **environment},
+                # The terminal's Ctrl-C is for the service, which ends the rank in order.
+                start_new_session=True,
+            )
+        return RankProcess(process, name, log_path)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process is gone."""
+        return self._process.returncode is not None
+
+    def send(self, command: str, arguments: Mapping[str, Any]) -> Answer:
+        """Sends a command at once; the answer comes later, or RankError in its place."""
+        if self._process.returncode is not None:
+            return failed(self._obituary(self._process.returncode))
+        call, answer = self._calls.begin(command)
+        self._write({"id": call, "command": command, "arguments": arguments})
+        return answer
+
+    def kill(self) -> None:
+        """Ends it at once; `close` still has to be called."""
+        if not self.ended:
+            self._process.kill()
+
+    async def close(self) -> None:
+        """Ends it in order, or by force when it does not listen."""
+        try:
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self._say_goodbye()
+        except TimeoutError:
+            self.kill()
+            await self._process.wait()
+        await self._reader
+
+    async def _read(self) -> None:
+        """Hands answers to who waits for them, and bad news to all when the process ends."""
+        stdout = self._process.stdout
+        assert stdout is not None
+        try:
+            while True:
+                header = await stdout.readexactly(protocol.HEADER.size)
+                body = await stdout.readexactly(protocol.frame_length(header))
+                self._take(protocol.decode_body(body))
+        except (asyncio.IncompleteReadError, protocol.ChannelError) as error:
+            if isinstance(error, protocol.ChannelError):
+                self.kill()
+            self._calls.fail_all(self._obituary(await self._process.wait()))
+
+    def _take(self, message: protocol.Message) -> None:
+        call = message["id"]
+        if "error" in message:
+            command = self._calls.command(call)
+            self._calls.fail(call, f"{command}: {message['error']}\n{self._log_tail()}")
+        else:
+            self._calls.succeed(call, message["result"])
+
+    async def _say_goodbye(self) -> None:
+        if not self.ended:
+            self._write({"command": "close"})
+        await self._process.wait()
+
+    def _write(self, message: Mapping[str, Any]) -> None:
+        """Frames are small, and a broken pipe shows as the end of the answers."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(protocol.encode_frame(message))
+
+    def _obituary(self, code: int) -> str:
+        ending = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        return f"{self._name} {ending}\n{self._log_tail()}"
+
+    def _log_tail(self) -> str:
+        try:
+            with self._log_path.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                text = file.read().decode(errors="replace").strip()
+        except OSError as error:
+            return f"(its log {self._log_path} cannot be read: {error})"
+        return f"end of {self._log_path}:\n{text}" if text else f"({self._log_path} is empty)"

@@ -1,0 +1,178 @@
+"""Evaluation: fixed tasks, sampled from exactly one policy, never trained on."""
+
+import asyncio
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from services.learner.config.learner import EvalMoment, EvalSetConfig
+from services.learner.groups.batcher import ReadyGroup
+from services.learner.groups.types import GroupSpec, Purpose
+from services.learner.sampling.tasks import Task
+from services.learner.trajectory import PASS_REWARD
+from services.learner.types import PolicyId
+
+# The 97.5 % quantile of the normal distribution.
+_Z = 1.959963984540054
+# The set whose results are the run's: `eval/...` without a suffix.
+MAIN_SET = "heldout"
+
+
+# `eval_only` is the evaluation that a learner in mode `eval` exists for: of all sets.
+Moment = EvalMoment | Literal["eval_only"]
+
+
+@dataclass(frozen=True, slots=True)
+class EvalSet:
+    """A configured set with its tasks loaded."""
+
+    config: EvalSetConfig
+    tasks: tuple[Task, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResult:
+    """Attempts at one task: how many were graded, how many passed, their mean reward."""
+
+    env_key: str
+    attempts: int
+    passed: int
+    mean_reward: float
+
+
+class Evaluation:
+    """One evaluation of one policy over several sets."""
+
+    def __init__(self, moment: Moment, policy: PolicyId, sets: Sequence[EvalSet]) -> None:
+        self.moment: Moment = moment
+        self.policy = policy
+        self.eval_id = f"{moment}-{policy.run_epoch}-{policy.version}"
+        self.done = asyncio.Event()
+        self.on_progress: Callable[[], None] = _ignore
+        self._sets = [s for s in sets if moment == "eval_only" or moment in s.config.when]
+        self._set_of: dict[str, str] = {}
+        self._results: dict[str, TaskResult] = {}
+        self.specs = [spec for chosen in self._sets for spec in self._groups(chosen)]
+
+    def add(self, group: ReadyGroup) -> None:
+        """Take a finished group; those of other evaluations are ignored."""
+        group_id = group.spec.group_id
+        if group_id not in self._set_of:
+            return
+        self._results[group_id] = _task_result(group)
+        self.on_progress()
+        if len(self._results) == len(self._set_of):
+            self.done.set()
+
+    @property
+    def unfinished(self) -> list[str]:
+        return [group_id for group_id in self._set_of if group_id not in self._results]
+
+    def report(self) -> dict[str, Any]:
+        """By set: figures over all tasks and by environment, see `figures`."""
+        return {chosen.config.name: self._set_report(chosen) for chosen in self._sets}
+
+    def _groups(self, chosen: EvalSet) -> list[GroupSpec]:
+        specs = [
+            GroupSpec(
+                group_id=f"{self.eval_id}-{chosen.config.name}-{number:05d}",
+                sequence_number=-1,
+                task=task,
+                purpose=Purpose.EVAL,
+                size=chosen.config.attempts,
+                temperature=chosen.config.temperature,
+                eval_id=self.eval_id,
+                exact_policy=self.policy,
+            )
+            for number, task in enumerate(chosen.tasks)
+        ]
+        self._set_of.update((spec.group_id, chosen.config.name) for spec in specs)
+        return specs
+
+    def _set_report(self, chosen: EvalSet) -> dict[str, Any]:
+        name = chosen.config.name
+        results = [r for i, r in self._results.items() if self._set_of[i] == name and r.attempts]
+        envs = sorted({task.env_key for task in chosen.tasks})
+        missing = len(chosen.tasks) - len(results)
+        return {
+            **figures(results),
+            "missing": missing,
+            "by_env": {env: figures([r for r in results if r.env_key == env]) for env in envs},
+        }
+
+
+def figures(results: Sequence[TaskResult]) -> dict[str, Any]:
+    """`pass_at_k` for each k that every task has attempts for, `ci95`, `avg_score`, `tasks`.
+
+    pass@k of a task with n attempts and c passes is 1 - C(n - c, k) / C(n, k): unbiased, see
+    arXiv 2107.03374 equation 1. `ci95` is of pass@1: the Wilson score interval with the number
+    of tasks as n, which is exact in kind for one attempt a task and conservative for more; as
+    are those of the other k among the metrics.
+    Fractions; without tasks there are no figures but the count.
+    """
+    if not results:
+        return {"tasks": 0}
+    report: dict[str, Any] = {"tasks": len(results)}
+    for k in _powers_of_two(min(r.attempts for r in results)):
+        report[f"pass_at_{k}"] = _mean([pass_at_k(r.attempts, r.passed, k) for r in results])
+    report["ci95"] = list(wilson(report["pass_at_1"], len(results)))
+    report["avg_score"] = _mean([r.mean_reward for r in results])
+    return report
+
+
+def pass_at_k(attempts: int, passed: int, k: int) -> float:
+    """Chance that k of the attempts, drawn without return, hold a pass."""
+    if k > attempts:
+        raise ValueError(f"pass@{k} needs {k} attempts, got {attempts}")
+    return 1.0 - math.comb(attempts - passed, k) / math.comb(attempts, k)
+
+
+def wilson(fraction: float, count: int) -> tuple[float, float]:
+    """95 % score interval of a fraction of `count` (Wilson 1927)."""
+    square = _Z * _Z / count
+    centre = (fraction + square / 2) / (1 + square)
+    variance = fraction * (1 - fraction) / count + square / (4 * count)
+    half = _Z * math.sqrt(variance) / (1 + square)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def eval_metrics(report: Mapping[str, Any]) -> dict[str, float]:
+    """A report under metric names: `eval/all/...`, `eval/{env}/...`, `eval_{set}/...`."""
+    metrics: dict[str, float] = {}
+    for name, result in report.items():
+        prefix = "eval" if name == MAIN_SET else f"eval_{name}"
+        metrics.update(_flat(f"{prefix}/all", result))
+        metrics[f"{prefix}/all/missing"] = float(result["missing"])
+        for env, by_env in result["by_env"].items():
+            metrics.update(_flat(f"{prefix}/{env.replace('/', '_')}", by_env))
+    return metrics
+
+
+def _flat(prefix: str, result: Mapping[str, Any]) -> dict[str, float]:
+    if "pass_at_1" not in result:
+        return {}
+    flat = {f"{prefix}/{k}": v for k, v in result.items() if k.startswith(("pass_at_", "avg_"))}
+    for name in [name for name in result if name.startswith("pass_at_")]:
+        low, high = wilson(result[name], result["tasks"])
+        flat |= {f"{prefix}/{name}_low": low, f"{prefix}/{name}_high": high}
+    return flat
+
+
+def _ignore() -> None:
+    """Nobody follows."""
+
+
+def _task_result(group: ReadyGroup) -> TaskResult:
+    rewards = group.rewards
+    passed = sum(1 for reward in rewards if reward >= PASS_REWARD)
+    mean = _mean(rewards) if rewards else 0.0
+    return TaskResult(group.spec.task.env_key, len(rewards), passed, mean)
+
+
+def _powers_of_two(limit: int) -> list[int]:
+    return [2**n for n in range(limit.bit_length()) if 2**n <= limit]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

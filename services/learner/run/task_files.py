@@ -1,0 +1,30 @@
+"""The tasks that a run trains and is evaluated on, from the files and the selection of its spec."""
+
+from pathlib import Path
+
+from services.common.errors import ConfigError
+from services.common.log import get_logger
+from services.learner.config.learner import EvalSetConfig, LearnerConfig
+from services.learner.run.eval_report import EvalSet
+from services.learner.sampling.task_selection import SelectionError, select, select_for_evaluation
+from services.learner.sampling.tasks import Task, TaskFileError, load_tasks
+
+_log = get_logger(__name__)
+
+
+def load_task_files(config: LearnerConfig, seed: int) -> tuple[list[Task], list[EvalSet]]:
+    """Training tasks and evaluation sets. Raises ConfigError."""
+    try:
+        loaded = load_tasks(Path(config.tasks))
+        tasks = select(loaded, config.select, path=config.tasks, seed=seed)
+        sets = [_eval_set(config, chosen) for chosen in config.eval.sets]
+    except (TaskFileError, SelectionError) as error:
+        raise ConfigError(str(error)) from error
+    if len(tasks) < len(loaded):
+        _log.info("tasks selected", path=config.tasks, tasks=len(tasks), of=len(loaded))
+    return tasks, sets
+
+
+def _eval_set(config: LearnerConfig, chosen: EvalSetConfig) -> EvalSet:
+    tasks = select_for_evaluation(load_tasks(Path(chosen.tasks)), config.select, path=chosen.tasks)
+    return EvalSet(chosen, tuple(tasks[: chosen.count]))

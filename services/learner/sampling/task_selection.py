@@ -1,0 +1,99 @@
+"""Which tasks of a file a run uses: `[learner.select]`.
+
+Filters look at one task each, so they leave the same tasks whatever else is in the file. The
+`max_tasks` that are taken in the end are those with the lowest hashes of seed and key: another
+order of the file changes nothing, and a task that is added takes the place of at most one other.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from services.common.config import did_you_mean
+from services.learner.config.sampling import SelectConfig
+from services.learner.sampling.tasks import Task, modality_of
+
+# Values that an error message lists.
+_SHOWN = 12
+
+
+class SelectionError(ValueError):
+    """`[learner.select]` names what the task file does not have; the message says what it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Filter:
+    """One key of the section: what it asks for, and what a task has of it."""
+
+    key: str
+    wanted: Sequence[str]
+    of: Callable[[Task], str]
+
+
+def select(tasks: Sequence[Task], config: SelectConfig, *, path: str, seed: int) -> list[Task]:
+    """The training tasks of the file `path`, in its order. Raises SelectionError."""
+    _check_environments(tasks, config, path)
+    left = select_for_evaluation(tasks, config, path=path)
+    if config.max_tasks is None or len(left) <= config.max_tasks:
+        return left
+    chosen = {task.key for task in sorted(left, key=_place(seed))[: config.max_tasks]}
+    return [task for task in left if task.key in chosen]
+
+
+def select_for_evaluation(tasks: Sequence[Task], config: SelectConfig, *, path: str) -> list[Task]:
+    """All tasks of the file `path` that pass the filters. Raises SelectionError if none does."""
+    left = list(tasks)
+    told: list[str] = []
+    for each in _filters(config):
+        before, left = left, [task for task in left if each.of(task) in each.wanted]
+        told.append(f"  {each.key} = {', '.join(each.wanted)}: {len(left)} of {len(before)}")
+        if not left:
+            told[-1] += f"; these have {_values(each, before)}"
+            raise SelectionError(
+                "\n".join(
+                    [f"learner.select leaves none of the {len(tasks)} tasks of {path}", *told]
+                )
+            )
+    return left
+
+
+def _filters(config: SelectConfig) -> list[_Filter]:
+    """Those that are set, in the order in which they are applied."""
+    facts = [
+        _Filter("modality", [config.modality or ""], lambda task: modality_of(task.json)),
+        _Filter("env_keys", config.env_keys, lambda task: task.env_key),
+        _Filter("difficulty", [str(level) for level in config.difficulty], _field_of("difficulty")),
+        _Filter("data_version", [config.data_version or ""], _field_of("data_version")),
+    ]
+    return [each for each in facts if any(each.wanted)]
+
+
+def _field_of(name: str) -> Callable[[Task], str]:
+    """A field of a task's JSON as text; empty where there is none."""
+
+    def read(task: Task) -> str:
+        value = json.loads(task.json).get(name)
+        return "" if value is None else str(value)
+
+    return read
+
+
+def _values(each: _Filter, tasks: Sequence[Task]) -> str:
+    found = sorted({each.of(task) or f"no {each.key}" for task in tasks})
+    more = f" and {len(found) - _SHOWN} others" if len(found) > _SHOWN else ""
+    return ", ".join(found[:_SHOWN]) + more
+
+
+def _check_environments(tasks: Sequence[Task], config: SelectConfig, path: str) -> None:
+    known = sorted({task.env_key for task in tasks})
+    for name in config.env_keys:
+        if name not in known:
+            raise SelectionError(
+                f"learner.select.env_keys: {path} has no environment {name!r}"
+                f"{did_you_mean(name, known)}"
+            )
+
+
+def _place(seed: int) -> Callable[[Task], bytes]:
+    return lambda task: hashlib.sha256(f"{seed}/{task.key}".encode()).digest()

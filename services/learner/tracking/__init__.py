@@ -1,0 +1,1 @@
+"""The metrics of a step and the trackers that log them. Every name is in docs/metrics.md."""

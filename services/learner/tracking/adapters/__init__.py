@@ -1,0 +1,1 @@
+"""One tracker each: console, JSON lines, TensorBoard, Weights & Biases."""

@@ -1,0 +1,81 @@
+"""Metrics as JSON lines: one object a point, `step` and `time` among the metric names."""
+
+import json
+import math
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from services.common.errors import ConfigError
+from services.learner.ports import TrackedRun
+from services.learner.tracking.metric_lines import points
+from services.learner.types import Histogram
+
+# Points at the end of a file that a resumed run may log again.
+_REMEMBERED = 64
+_TAIL_BYTES = 4 << 20
+
+
+class JsonlTracker:
+    """Appends to one file, so that a resumed run goes on where it was. Implements `Tracker`.
+
+    What the file says already of a step is not written again; half a line, from a kill in the
+    middle of a write, is cut off. Histograms are objects {edges, counts}.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigError when the file cannot be written."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._known = _mend(path)
+            self._file = path.open("a", encoding="utf-8", buffering=1)
+        except OSError as error:
+            raise ConfigError(
+                f"learner.tracking: cannot write {path}: {error.strerror}; make it writable"
+            ) from error
+
+    def open(self, run: TrackedRun) -> None:
+        """The file is open already."""
+
+    def log(
+        self, step: int, metrics: Mapping[str, float], histograms: Mapping[str, Histogram]
+    ) -> None:
+        """Write one line. What is not finite becomes null: JSON knows neither NaN nor infinity."""
+        point: dict[str, Any] = {
+            name: value if math.isfinite(value) else None for name, value in sorted(metrics.items())
+        }
+        for name, shape in sorted(histograms.items()):
+            point[name] = {"edges": shape.edges, "counts": shape.counts}
+        known = self._known.setdefault(step, set())
+        if point.keys() <= known:
+            return
+        known |= point.keys()
+        while len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
+        line = json.dumps({"step": step, "time": round(time.time(), 3), **point})
+        self._file.write(line + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _mend(path: Path) -> OrderedDict[int, set[str]]:
+    """Cut off half a line at the end; returns the names that the last points have, by step."""
+    known: OrderedDict[int, set[str]] = OrderedDict()
+    if not path.exists():
+        return known
+    with path.open("rb+") as file:
+        size = file.seek(0, os.SEEK_END)
+        start = max(0, size - _TAIL_BYTES)
+        file.seek(start)
+        tail = file.read()
+        whole = tail.rfind(b"\n") + 1
+        if whole < len(tail):
+            file.truncate(start + whole)
+    # The first line may begin before the tail.
+    for point in points(tail[:whole].splitlines()[-_REMEMBERED:]):
+        known.setdefault(point.pop("step"), set()).update(point)
+    return known

@@ -1,0 +1,152 @@
+"""Metrics in Weights & Biases, or in its offline folder, which `wandb sync` uploads later."""
+
+import netrc
+import os
+import shlex
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import wandb
+import wandb.errors
+
+from services.common.child_environment import seen_by_children
+from services.common.errors import ConfigError
+from services.common.log import get_logger
+from services.learner.config.tracking import TrackingConfig
+from services.learner.ports import TrackedRun
+from services.learner.types import Histogram
+
+_log = get_logger(__name__)
+_CONNECT_S = 3.0
+_INIT_S = 30.0
+# What a kill may cost of an offline run; wandb's own default is 15.
+_FLUSH_S = 0.5
+
+
+class WandbTracker:
+    """One run of a project, continued under its id by every start. Implements `Tracker`.
+
+    Points lie over the metric `step`, which is ours, not over wandb's own count of calls: what
+    is logged later about an earlier step is kept, and nothing is held back until the next.
+    """
+
+    def __init__(
+        self, config: TrackingConfig, name: str, folder: Path, spec: Mapping[str, Any]
+    ) -> None:
+        """`spec` is shown as the run's config: it holds no secrets. Starts wandb's own process, in
+        the constructor because the rest of the learner must not run meanwhile."""
+        self._config = config
+        self._name = name
+        self._folder = folder
+        self._spec = spec
+        self._run: wandb.Run | None = None
+        with seen_by_children("WANDB_*"):
+            wandb.setup()
+
+    def open(self, run: TrackedRun) -> None:
+        """Raises ConfigError where mode `online` cannot be had, or wandb refuses its settings."""
+        wanted = self._config.mode
+        offline = "" if wanted == "online" else self._why_offline()
+        if wanted == "online" and (reason := _no_key() or _unreachable()):
+            raise ConfigError(f'{_where("online")}: {reason}; or set mode = "auto"')
+        try:
+            self._run = self._init(run, "offline" if offline else "online")
+        except wandb.errors.CommError as error:
+            if wanted == "online":
+                raise ConfigError(f"{_where('online')}: {error}") from error
+            offline = str(error)
+            self._run = self._init(run, "offline")
+        except (wandb.errors.Error, ValueError) as error:
+            raise ConfigError(f"learner.tracking: wandb refuses: {error}") from error
+        if offline:
+            _log.info(
+                "wandb is offline",
+                reason=offline,
+                upload=shlex.join(("wandb", "sync", str(Path(self._run.dir).parent))),
+            )
+        self._run.define_metric("step", hidden=True)
+        self._run.define_metric("*", step_metric="step")
+
+    def log(
+        self, step: int, metrics: Mapping[str, float], histograms: Mapping[str, Histogram]
+    ) -> None:
+        assert self._run is not None
+        shapes = {
+            name: wandb.Histogram(np_histogram=(np.array(shape.counts), np.array(shape.edges)))
+            for name, shape in histograms.items()
+        }
+        self._run.log({"step": step, **metrics, **shapes})
+
+    def close(self) -> None:
+        if self._run is not None:
+            self._run.finish()
+
+    def _why_offline(self) -> str:
+        """Empty when there is a key and a network."""
+        if self._config.mode == "offline":
+            return 'learner.tracking.mode is "offline"'
+        if wandb.setup().settings.mode == "offline":
+            return "WANDB_MODE is offline"
+        return _no_key() or _unreachable()
+
+    def _init(self, run: TrackedRun, mode: str) -> "wandb.Run":
+        return wandb.init(
+            project=self._config.project,
+            entity=self._config.entity,
+            group=self._config.group,
+            tags=list(self._config.tags),
+            id=run.tracker_id,
+            name=self._name,
+            dir=str(self._folder),
+            config=dict(self._spec),
+            mode="offline" if mode == "offline" else "online",
+            # Offline there is nothing to resume: `wandb sync` puts the parts of an id together.
+            resume=None if mode == "offline" else "allow",
+            settings=wandb.Settings(
+                console="off",
+                silent=True,
+                disable_git=True,
+                disable_code=True,
+                init_timeout=_INIT_S,
+                x_disable_stats=True,
+                x_disable_meta=True,
+                x_transaction_log_flush_interval=_FLUSH_S,
+            ),
+        )
+
+
+def _where(mode: str) -> str:
+    return f'learner.tracking: wandb cannot go {mode}, as mode = "{mode}" asks'
+
+
+def _no_key() -> str:
+    """Why there is no key, from what is on this machine; empty when there is one."""
+    settings = wandb.setup().settings
+    host = urlsplit(str(settings.base_url)).hostname or ""
+    if settings.api_key or settings.identity_token_file or _has_login(host):
+        return ""
+    return "no API key was found: set WANDB_API_KEY, or run `wandb login`"
+
+
+def _has_login(host: str) -> bool:
+    """Whether `wandb login` left a key for this host."""
+    path = os.environ.get("NETRC") or Path("~/.netrc").expanduser()
+    try:
+        return netrc.netrc(path).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def _unreachable() -> str:
+    """Why the server does not even take a connection; empty when it does."""
+    url = urlsplit(str(wandb.setup().settings.base_url))
+    port = url.port or (80 if url.scheme == "http" else 443)
+    try:
+        socket.create_connection((url.hostname or "", port), timeout=_CONNECT_S).close()
+    except OSError as error:
+        return f"{url.hostname} cannot be reached ({error})"
+    return ""

@@ -1,0 +1,209 @@
+"""The metrics of one step: names and formulas.
+
+r is an attempt's reward, groups are the attempts at one task, a pass is r >= 1. An `/` in an
+environment's name becomes `_`.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from services.learner.groups.batcher import Batch, ReadyGroup, Record
+from services.learner.groups.counters import Counters, Tally
+from services.learner.trajectory import PASS_REWARD
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds of one step's stages; `step` is from the end of the step before to its own."""
+
+    rollout_wait: float
+    # From the first lease of the step's groups to the end of the last.
+    rollout: float
+    train: float
+    # Writing the weights and scoring the canary.
+    publish: float
+    # From the last announcement before this step until every engine served it.
+    sync: float | None
+    # Holding the publication back for an evaluation of the policy before it.
+    eval_wait: float
+    checkpoint: float
+    step: float
+
+
+def reward_metrics(groups: Sequence[ReadyGroup]) -> dict[str, float]:
+    """`reward/*`, over all groups of the step, those without signal included.
+
+    - avg_pass_at_{n}: fraction of groups with a pass, n the largest group's size
+    - avg_pass_at_1: mean over groups of the fraction of attempts that pass
+    - avg_raw_reward: mean r over attempts
+    - variance_per_prompt: mean over groups of the population variance of r
+    - by environment also signal_ratio: fraction of groups with variance > 0, and
+      mean_positive_reward: mean of the r > 0, or 0
+    """
+    size = max(len(group.rewards) for group in groups)
+    every = [r for group in groups for r in group.rewards]
+    metrics = {
+        f"reward/avg_pass_at_{size}": _mean(max(g.rewards) >= PASS_REWARD for g in groups),
+        "reward/avg_pass_at_1": _pass_at_1(groups),
+        "reward/avg_raw_reward": _mean(every),
+        "reward/variance_per_prompt": _mean(float(np.var(g.rewards)) for g in groups),
+    }
+    for env, own in _by_env(groups).items():
+        prefix = f"reward/{env}"
+        positive = [r for g in own for r in g.rewards if r > 0]
+        metrics[f"{prefix}/pass_at_n"] = _mean(max(g.rewards) >= PASS_REWARD for g in own)
+        metrics[f"{prefix}/pass_at_1"] = _pass_at_1(own)
+        metrics[f"{prefix}/variance_per_prompt"] = _mean(float(np.var(g.rewards)) for g in own)
+        metrics[f"{prefix}/signal_ratio"] = _mean(not g.constant for g in own)
+        metrics[f"{prefix}/mean_positive_reward"] = _mean(positive)
+    return metrics
+
+
+def environment_metrics(
+    groups: Sequence[ReadyGroup], tries: Mapping[str, int], no_grade: Mapping[str, int]
+) -> dict[str, float]:
+    """`environment/{env}/*` over the step's graded attempts.
+
+    - avg_turns, avg_tool_calls, avg_policy_tokens: means over attempts
+    - tool_error_rate: calls with an outcome other than ok / calls
+    - repeat_rate: calls that repeat an earlier one / calls
+    - no_grade_rate: tries without a known grade / tries, since the step before
+    - open_seconds_p50/p95: until the episode was ready
+    - call_seconds_p50/p95: a turn's time in tools
+    """
+    metrics: dict[str, float] = {}
+    for env, own in _by_env(groups).items():
+        attempts = [record.trajectory for group in own for record in group.graded]
+        calls = sum(t.counts.tool_calls for t in attempts)
+        errors = sum(sum(t.counts.tool_errors.values()) for t in attempts)
+        prefix = f"environment/{env}"
+        metrics[f"{prefix}/avg_turns"] = _mean(t.counts.turns for t in attempts)
+        metrics[f"{prefix}/avg_tool_calls"] = _mean(t.counts.tool_calls for t in attempts)
+        tokens = [record.policy_tokens for group in own for record in group.graded]
+        metrics[f"{prefix}/avg_policy_tokens"] = _mean(tokens)
+        metrics[f"{prefix}/tool_error_rate"] = errors / max(1, calls)
+        metrics[f"{prefix}/repeat_rate"] = sum(t.counts.repeats for t in attempts) / max(1, calls)
+        opened = [t.counts.open_s for t in attempts]
+        called = [turn.tools_s for t in attempts for turn in t.turns if turn.tools_s > 0]
+        metrics.update(_quantiles(f"{prefix}/open_seconds", opened))
+        metrics.update(_quantiles(f"{prefix}/call_seconds", called))
+    ungraded = Counter(no_grade)
+    for env, count in tries.items():
+        metrics[f"environment/{_plain(env)}/no_grade_rate"] = ungraded[env] / max(1, count)
+    return metrics
+
+
+def staleness_metrics(batch: Batch, version: int, tally: Tally) -> dict[str, float]:
+    """`async/*` but for the counts of dropped groups.
+
+    Staleness of an attempt: the trainer's version at the step's start minus the oldest version
+    that wrote any of it. `drop_bias_ks` is the Kolmogorov-Smirnov distance between the lengths
+    (in policy tokens) of recent stale attempts and of recent trained ones: 0 when dropping is
+    blind to length, up to 1.
+    """
+    lags = [version - oldest for r in _records(batch) if (oldest := r.oldest_version) is not None]
+    return {
+        "async/staleness_mean": _mean(lags),
+        "async/staleness_max": float(max(lags, default=0)),
+        "async/drop_bias_ks": ks_distance(tally.stale_lengths, tally.trained_lengths),
+    }
+
+
+def failure_metrics(counters: Counters) -> dict[str, float]:
+    """`failures/{kind}`: failed tries by kind, those of them that the env_gateway refused to open,
+    dropped groups by reason, and tasks that were given up, since last time."""
+    metrics = {f"failures/{kind}": float(n) for kind, n in counters.failures.items()}
+    for reason, count in counters.dropped_groups.items():
+        metrics[f"failures/group_{reason}"] = float(count)
+    metrics["failures/refused_by_gateway"] = float(counters.refused.total())
+    metrics["failures/quarantined_tasks"] = float(counters.quarantined)
+    metrics["async/dropped_stale"] = float(counters.dropped_groups["stale"])
+    return metrics
+
+
+def timing_metrics(times: StepTimes) -> dict[str, float]:
+    """`timing/*` in seconds, and shares of the step.
+
+    `idle_share` is 1 - (train + publish + checkpoint) / step, not below 0: the part of the step
+    in which the trainer did nothing.
+    """
+    busy = times.train + times.publish + times.checkpoint
+    metrics = {
+        "timing/rollout_wait": times.rollout_wait,
+        "timing/rollout": times.rollout,
+        "timing/train": times.train,
+        "timing/publish": times.publish,
+        "timing/eval_wait": times.eval_wait,
+        "timing/checkpoint": times.checkpoint,
+        "timing/step": times.step,
+        "timing/idle_share": max(0.0, 1.0 - busy / times.step) if times.step else 0.0,
+    }
+    if times.sync is not None:
+        metrics["timing/sync"] = times.sync
+    return metrics
+
+
+def train_throughput(batch: Batch, times: StepTimes) -> dict[str, float]:
+    """Tokens of all trained sequences, prompts included, / seconds of training."""
+    trained = sum(r.total_tokens for group in batch.groups for r in group.graded)
+    return {"throughput/tokens_per_sec_train": trained / max(times.train, 1e-9)}
+
+
+def cost_metrics(batch: Batch, counters: Counters) -> dict[str, float]:
+    """`cost/*`, in tokens that a policy wrote, since the step before.
+
+    - sampled_tokens: received, those of evaluations and of failed tries included
+    - trained_tokens: of the attempts that the step trains on
+    - dropped_tokens: of groups that were dropped, for whatever reason
+    """
+    trained = sum(r.policy_tokens for group in batch.groups for r in group.graded)
+    return {
+        "cost/sampled_tokens": float(counters.policy_tokens),
+        "cost/trained_tokens": float(trained),
+        "cost/dropped_tokens": float(counters.dropped_tokens),
+    }
+
+
+def ks_distance(first: Iterable[float], second: Iterable[float]) -> float:
+    """Two-sample Kolmogorov-Smirnov statistic; 0 when either sample is empty."""
+    a, b = np.sort(np.fromiter(first, float)), np.sort(np.fromiter(second, float))
+    if not len(a) or not len(b):
+        return 0.0
+    points = np.concatenate([a, b])
+    below_a = np.searchsorted(a, points, side="right") / len(a)
+    below_b = np.searchsorted(b, points, side="right") / len(b)
+    return float(np.abs(below_a - below_b).max())
+
+
+def _records(batch: Batch) -> list[Record]:
+    return [record for group in batch.all_groups for record in group.graded]
+
+
+def _by_env(groups: Sequence[ReadyGroup]) -> dict[str, list[ReadyGroup]]:
+    found: dict[str, list[ReadyGroup]] = {}
+    for group in groups:
+        found.setdefault(_plain(group.spec.task.env_key), []).append(group)
+    return dict(sorted(found.items()))
+
+
+def _pass_at_1(groups: Sequence[ReadyGroup]) -> float:
+    return _mean(_mean(r >= PASS_REWARD for r in group.rewards) for group in groups)
+
+
+def _quantiles(name: str, values: Sequence[float]) -> dict[str, float]:
+    if not values:
+        return {}
+    middle, high = np.quantile(values, [0.5, 0.95])
+    return {f"{name}_p50": float(middle), f"{name}_p95": float(high)}
+
+
+def _plain(env: str) -> str:
+    return env.replace("/", "_")
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return float(sum(found) / len(found)) if found else 0.0

@@ -1,0 +1,58 @@
+"""What a learner shows to Prometheus, and the progress that its watchdog sees."""
+
+from collections.abc import Callable
+
+from services.common import metrics
+from services.common.watchdog import Watchdog
+from services.learner.alarms.alarms import Alarms
+from services.learner.groups.dispatcher import Dispatcher
+from services.learner.run.status import Status
+
+_BOOK = {
+    "flotilla_leased_groups": "Groups that are leased",
+    "flotilla_free_slots": "TRAIN groups that may still be leased before the next publication",
+    "flotilla_ready_groups": "Complete groups that wait for a step",
+}
+
+
+def shower(
+    dispatcher: Dispatcher, status: Status, watchdog: Watchdog, alarms: Alarms
+) -> Callable[[], None]:
+    """Call what it returns about once a second."""
+    seen = 0
+
+    def show() -> None:
+        nonlocal seen
+        received = dispatcher.tally.received_in_all
+        if received.total() > seen:
+            seen = received.total()
+            for stage in ("collect", "evaluate"):
+                watchdog.progress(stage)
+        alarms.look(dispatcher.tally.streaks, dispatcher.tally.template_errors)
+        _show(dispatcher, status)
+
+    return show
+
+
+def _show(dispatcher: Dispatcher, status: Status) -> None:
+    book, received = dispatcher.book, dispatcher.tally.received_in_all
+    sizes = (book.leased_groups, book.free_slots, len(dispatcher.batcher))
+    families = [
+        metrics.gauge(name, help, (), {(): float(size)})
+        for (name, help), size in zip(_BOOK.items(), sizes, strict=True)
+    ]
+    phase = {(str(status.phase),): 1.0}
+    trajectories = {(purpose,): float(count) for purpose, count in received.items()}
+    newest = {(name,): value for name, value in status.shown.items()}
+    families += [
+        metrics.gauge("flotilla_step", "Optimizer steps done", (), {(): float(status.step)}),
+        metrics.gauge("flotilla_steps", "Steps of the run", (), {(): float(status.total_steps)}),
+        metrics.gauge("flotilla_phase", "1 for the phase of the run", ("phase",), phase),
+        metrics.counter(
+            "flotilla_trajectories", "Tries that were journaled", ("purpose",), trajectories
+        ),
+        metrics.gauge(
+            "flotilla_metric", "The newest of metrics.jsonl, by its name there", ("name",), newest
+        ),
+    ]
+    metrics.show("learner", families)

@@ -1,0 +1,178 @@
+"""WeightService in a process of its own: `python -m services.learner.weights.weight_server`.
+
+A child of the learner service, so that a slow download never delays a lease. The first line of its
+stdin is a `Start`, secrets and all; it answers with one JSON line `{"address": "HOST:PORT"}`, then
+reads a publication per line and answers each with `{"announced": [run_epoch, version]}`. It ends
+when its stdin does, so never outlives its parent.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import grpc
+
+from flotilla.learner.v1 import weight_service_pb2 as pb
+from flotilla.learner.v1 import weight_service_pb2_grpc as pb_grpc
+from services.common import log, rpc
+from services.common.errors import ServiceError
+from services.common.text import say_json
+from services.common.tls import from_text
+
+DOMAIN = "learner.flotilla"
+CHUNK_BYTES = 1 << 20
+# The slot of the one before these is being rewritten.
+KEPT = 2
+# A fetch that is not read holds a chunk or two, and a file; whoever comes beyond these comes again.
+MOST_STREAMS = {"/flotilla.learner.v1.WeightService/FetchWeights": 128}
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where to serve, and for whom."""
+
+    run_id: str
+    token: str = field(repr=False)
+    # As `Tls.to_text` writes it; None serves without.
+    tls: str | None = field(default=None, repr=False)
+    listen: str = "127.0.0.1:0"
+    # Where others reach it, if not there.
+    advertise: str | None = None
+
+    def to_line(self) -> bytes:
+        """What is said of it on stdin."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @staticmethod
+    def from_line(line: bytes) -> "Start":
+        """The reverse of `to_line`."""
+        return Start(**json.loads(line))
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One publication: whose it is and the file that holds it."""
+
+    run_epoch: int
+    version: int
+    fingerprint: bytes
+    path: str
+    total_bytes: int
+
+    def to_line(self) -> bytes:
+        """What is said of it on stdin."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return json.dumps({**values, "fingerprint": self.fingerprint.hex()}).encode() + b"\n"
+
+    @staticmethod
+    def from_line(line: bytes) -> "Snapshot":
+        """The reverse of `to_line`."""
+        values: dict[str, Any] = json.loads(line)
+        values["fingerprint"] = bytes.fromhex(values["fingerprint"])
+        return Snapshot(**values)
+
+
+class Shelf:
+    """The newest two publications, in the order in which they were announced."""
+
+    def __init__(self) -> None:
+        self._snapshots: dict[tuple[int, int, bytes], Snapshot] = {}
+
+    def put(self, snapshot: Snapshot) -> None:
+        """Adds the newest; the oldest over two is superseded."""
+        key = (snapshot.run_epoch, snapshot.version, snapshot.fingerprint)
+        self._snapshots.pop(key, None)
+        self._snapshots[key] = snapshot
+        while len(self._snapshots) > KEPT:
+            del self._snapshots[next(iter(self._snapshots))]
+
+    def find(self, run_epoch: int, version: int, fingerprint: bytes) -> Snapshot:
+        """Raises ServiceError VERSION_SUPERSEDED for what is not, or no longer, held."""
+        snapshot = self._snapshots.get((run_epoch, version, fingerprint))
+        if snapshot is None:
+            raise ServiceError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "VERSION_SUPERSEDED",
+                f"version {version} of epoch {run_epoch} is not served; attach again",
+                domain=DOMAIN,
+            )
+        return snapshot
+
+
+class WeightService(pb_grpc.WeightServiceServicer):
+    """Streams what is on the shelf."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+
+    async def FetchWeights(
+        self, request: pb.FetchWeightsRequest, context: grpc.ServicerContext
+    ) -> AsyncIterator[pb.FetchWeightsResponse]:
+        """See the contract. A fetch that is overtaken ends with VERSION_SUPERSEDED."""
+        policy = request.policy
+        wanted = (policy.run_epoch, policy.version, policy.fingerprint)
+        snapshot = self._shelf.find(*wanted)
+        offset = request.offset_bytes
+        if not 0 <= offset <= snapshot.total_bytes:
+            raise ServiceError(
+                grpc.StatusCode.OUT_OF_RANGE,
+                "BAD_OFFSET",
+                f"offset {offset} of a publication of {snapshot.total_bytes} bytes",
+                domain=DOMAIN,
+            )
+        with open(snapshot.path, "rb") as file:  # noqa: ASYNC230 - memory, not a disk
+            while offset < snapshot.total_bytes:
+                size = min(CHUNK_BYTES, snapshot.total_bytes - offset)
+                chunk = os.pread(file.fileno(), size, offset)
+                # After the read: bytes read before it was overtaken are whole.
+                self._shelf.find(*wanted)
+                yield pb.FetchWeightsResponse(chunk=chunk, offset_bytes=offset)
+                offset += len(chunk)
+
+
+async def serve() -> None:
+    """Serves until stdin ends."""
+    lines = await _stdin()
+    start = Start.from_line(await lines.readline())
+    log.setup("weight_server", start.run_id)
+    log.add_secret(start.token)
+    tls = from_text(start.tls, where="the learner's TLS") if start.tls else None
+    shelf = Shelf()
+    server = rpc.server(token=start.token, most_streams=MOST_STREAMS)
+    pb_grpc.add_WeightServiceServicer_to_server(WeightService(shelf), server)
+    at = rpc.serving(server, start.listen, tls=tls, advertise=start.advertise, grace_s=0.5)
+    async with at as serving:
+        serving.set_serving(True)
+        _say({"address": serving.address})
+        while (line := await lines.readline()).endswith(b"\n"):
+            snapshot = Snapshot.from_line(line)
+            shelf.put(snapshot)
+            _say({"announced": [snapshot.run_epoch, snapshot.version]})
+
+
+def _say(message: dict[str, Any]) -> None:
+    say_json(message)
+
+
+async def _stdin() -> asyncio.StreamReader:
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+    )
+    return reader
+
+
+def main() -> None:
+    """The process's entry point."""
+    # Ctrl-C in a terminal is for the learner service, which closes this stdin in its drain.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    asyncio.run(serve())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Starts WeightService beside the learner and tells it of publications."""
+
+import asyncio
+import json
+from asyncio.subprocess import PIPE, Process
+from pathlib import Path
+from typing import Any
+
+from services.common.child_environment import child_environment
+from services.common.interpreter import python
+from services.common.network import advertised, joined, split
+from services.common.runtime import Runtime
+from services.learner.config.learner import LearnerConfig
+from services.learner.types import PolicyId, Publication
+from services.learner.weights.weight_server import Snapshot, Start
+
+_START_SECONDS = 30.0
+_ANSWER_SECONDS = 10.0
+_CLOSE_SECONDS = 5.0
+
+
+def start_of(runtime: Runtime[LearnerConfig]) -> Start:
+    """Beside the learner: on the same host, for the same callers."""
+    host, _ = split(runtime.listen, "listen")
+    config, outer = runtime.config.weights, runtime.advertise
+    # Without its port, which is the learner's own.
+    outer = split(advertised(host, 0, outer), "advertised")[0] if outer else None
+    return Start(
+        run_id=runtime.run_id,
+        token=runtime.token,
+        tls=runtime.tls.to_text() if runtime.tls else None,
+        listen=joined(host, config.port),
+        advertise=config.advertise or outer,
+    )
+
+
+class WeightServerError(Exception):
+    """The weight server ended or does not answer; its log says why."""
+
+
+class WeightServer:
+    """The WeightService process. Publications are served from the shared memory they lie in.
+
+    What it logs goes to `log_path`.
+    """
+
+    def __init__(self, log_path: Path) -> None:
+        self._log_path = log_path
+        self._turn = asyncio.Lock()
+        self._process: Process | None = None
+
+    async def start(self, start: Start) -> str:
+        """Starts the process and returns its address. Raises WeightServerError."""
+        self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        with self._log_path.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *python("-m", "services.learner.weights.weight_server"),
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=log,
+                start_new_session=True,
+                env=child_environment(ours=True),
+            )
+        assert self._process.stdin is not None
+        # Not by its environment: that is for other processes to read.
+        self._process.stdin.write(start.to_line())
+        return (await self._answer(_START_SECONDS))["address"]
+
+    async def announce(self, publication: Publication, policy_id: PolicyId) -> None:
+        """Has `publication` served as `policy_id`; on return it can be fetched.
+
+        Raises WeightServerError.
+        """
+        snapshot = Snapshot(
+            policy_id.run_epoch,
+            policy_id.version,
+            publication.fingerprint,
+            str(publication.path),
+            publication.total_bytes,
+        )
+        async with self._turn:
+            if self._process is None or self._process.stdin is None:
+                raise WeightServerError("the weight server has not been started")
+            self._process.stdin.write(snapshot.to_line())
+            await self._answer(_ANSWER_SECONDS)
+
+    async def close(self) -> None:
+        """Ends the process. May be called again, and in any state."""
+        process, self._process = self._process, None
+        if process is None or process.stdin is None:
+            return
+        process.stdin.close()
+        try:
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+    async def _answer(self, seconds: float) -> dict[str, Any]:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        try:
+            async with asyncio.timeout(seconds):
+                line = await self._process.stdout.readline()
+        except TimeoutError:
+            raise WeightServerError(
+                f"the weight server has not answered for {seconds:.0f} s, see {self._log_path}"
+            ) from None
+        if not line:
+            code = await self._process.wait()
+            raise WeightServerError(
+                f"the weight server ended with code {code}, see {self._log_path}"
+            )
+        return json.loads(line)

@@ -1,0 +1,1 @@
+"""RolloutService, and protobuf to and from the rollout's own types."""

@@ -1,0 +1,38 @@
+"""What a rollout worker shows to Prometheus."""
+
+from typing import TYPE_CHECKING
+
+from services.common import metrics
+
+if TYPE_CHECKING:
+    from services.rollout.work.worker import Worker
+
+update_seconds = metrics.seconds_histogram(
+    "flotilla_policy_update_seconds", "From the announcement of weights to serving them"
+)
+
+
+def show(worker: "Worker", policy_version: int) -> None:
+    """Everything that the worker counts or knows at this moment; -1 stands for no policy."""
+    totals = worker.totals
+    ends = {(reason,): float(count) for reason, count in totals.stop_reasons.items()}
+    counters = {
+        "flotilla_turns": ("Turns of ended attempts", totals.turns),
+        "flotilla_sampled_tokens": ("Tokens sampled in ended attempts", totals.sampled_tokens),
+        "flotilla_leases": ("Leases taken", totals.leases),
+        "flotilla_lost_leases": ("Leases lost", totals.lost_leases),
+    }
+    gauges = {
+        "flotilla_running_attempts": ("Attempts under way", worker.running),
+        "flotilla_held_leases": ("Leases held", worker.leases),
+        "flotilla_policy_version": ("Version of the weights that are served", policy_version),
+    }
+    families = [metrics.counter("flotilla_attempts", "Ended attempts", ("end",), ends)]
+    families += [
+        metrics.counter(name, help, (), {(): float(value)})
+        for name, (help, value) in counters.items()
+    ]
+    families += [
+        metrics.gauge(name, help, (), {(): float(value)}) for name, (help, value) in gauges.items()
+    ]
+    metrics.show("rollout", families)

@@ -1,0 +1,188 @@
+"""RolloutService: a look into a worker, and one group on request."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, ClassVar
+
+import grpc
+import grpc.aio
+
+from flotilla.rollout.v1 import rollout_service_pb2 as pb
+from flotilla.rollout.v1 import rollout_service_pb2_grpc as pb_grpc
+from services.common.errors import ServiceError
+from services.common.parsing import Limits, ParseError, parse_json
+from services.rollout.api.codec import policy_to_pb
+from services.rollout.episodes.episode import Attempt, AttemptRunner
+from services.rollout.ports import EngineError
+from services.rollout.types import AttemptKey, FailureKind, PolicyId, Sampling, Trajectory
+from services.rollout.work.weight_updater import PolicyFollower
+from services.rollout.work.worker import Worker
+
+DOMAIN = "rollout.flotilla"
+MOST_ATTEMPTS = 64
+TASK_LIMITS = Limits(bytes=2**21, values=2**16)
+HIGHEST_TEMPERATURE = 10.0
+
+Event = pb.SampleGroupResponse
+
+
+class RolloutService(pb_grpc.RolloutServiceServicer):
+    """Serves people; the run itself does not depend on it."""
+
+    # What an attempt says is kept until it is read.
+    MOST_STREAMS: ClassVar = {"/flotilla.rollout.v1.RolloutService/SampleGroup": 16}
+
+    def __init__(
+        self,
+        worker_id: str,
+        worker: Worker,
+        follower: PolicyFollower,
+        runner: AttemptRunner,
+        policy: Callable[[], PolicyId | None],
+        drain: asyncio.Event,
+        attempt_timeout_s: float,
+    ) -> None:
+        self._worker_id = worker_id
+        self._worker = worker
+        self._follower = follower
+        self._runner = runner
+        self._policy = policy
+        self._drain = drain
+        self._budget_s = 2 * attempt_timeout_s
+
+    @property
+    def phase(self) -> str:
+        if self._drain.is_set():
+            return "draining"
+        if self._follower.updating:
+            return "updating"
+        return "attaching" if self._policy() is None else "sampling"
+
+    def metrics(self) -> dict[str, float]:
+        totals = self._worker.totals
+        counted = {
+            "attempts": totals.attempts,
+            "graded": totals.graded,
+            "failed": totals.failed,
+            "turns": totals.turns,
+            "sampled_tokens": totals.sampled_tokens,
+            "leases": totals.leases,
+            "lost_leases": totals.lost_leases,
+            "running_attempts": self._worker.running,
+            "policy_updates": self._follower.updates,
+            "policy_update_seconds": self._follower.last_update_s,
+        }
+        ends = {f"ended/{reason}": count for reason, count in totals.stop_reasons.items()}
+        return {name: float(value) for name, value in (counted | ends).items()}
+
+    async def GetStatus(
+        self,
+        request: pb.GetStatusRequest,
+        context: grpc.aio.ServicerContext,
+    ) -> pb.GetStatusResponse:
+        policy = self._policy()
+        return pb.GetStatusResponse(
+            phase=self.phase,
+            worker_id=self._worker_id,
+            policy=None if policy is None else policy_to_pb(policy),
+            running_attempts=self._worker.running,
+            leases=self._worker.leases,
+            metrics=self.metrics(),
+        )
+
+    async def Drain(
+        self, request: pb.DrainRequest, context: grpc.aio.ServicerContext
+    ) -> pb.DrainResponse:
+        self._drain.set()
+        return pb.DrainResponse()
+
+    async def SampleGroup(
+        self, request: pb.SampleGroupRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncGenerator[pb.SampleGroupResponse]:
+        count = self._checked(request)
+        group_id = f"sample-{uuid.uuid4().hex[:12]}"
+        events: asyncio.Queue[Event | None] = asyncio.Queue()
+        task = asyncio.create_task(self._sample(request, group_id, count, events))
+        # Not in a `finally`: a call that is cancelled while it writes leaves this generator
+        # suspended until the garbage collector comes by.
+        on_end: Any = lambda _: task.cancel()  # noqa: E731
+        context.add_done_callback(on_end)
+        while (event := await events.get()) is not None:
+            yield event
+        await task
+
+    def _checked(self, request: pb.SampleGroupRequest) -> int:
+        try:
+            task = parse_json(request.task_json, TASK_LIMITS)
+        except ParseError as error:
+            raise _bad_task(f"task_json is not JSON: {error}") from error
+        if not isinstance(task, dict):
+            raise _bad_task("task_json must be a JSON object")
+        if request.attempts > MOST_ATTEMPTS:
+            raise _bad_task(f"at most {MOST_ATTEMPTS} attempts, got {request.attempts}")
+        if not 0 <= request.temperature <= HIGHEST_TEMPERATURE:
+            raise _bad_task(f"temperature must be 0 to {HIGHEST_TEMPERATURE}")
+        if self._policy() is None:
+            raise ServiceError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "NO_POLICY",
+                "no weights have been loaded yet; ask again when the phase is `sampling`",
+                domain=DOMAIN,
+            )
+        return request.attempts or 1
+
+    async def _sample(
+        self,
+        request: pb.SampleGroupRequest,
+        group_id: str,
+        count: int,
+        events: "asyncio.Queue[Event | None]",
+    ) -> None:
+        """Run the attempts; always ends the queue, with the first error raised afterwards."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for index in range(count):
+                    attempt = Attempt(
+                        key=AttemptKey(group_id, index, 0),
+                        task_json=request.task_json,
+                        sampling=Sampling(request.temperature, seed=index),
+                        opening=count,
+                        budget_s=self._budget_s,
+                    )
+                    tasks.create_task(self._sample_one(attempt, events))
+        finally:
+            events.put_nowait(None)
+
+    async def _sample_one(self, attempt: Attempt, events: "asyncio.Queue[Event | None]") -> None:
+        index = attempt.key.attempt_index
+
+        def observe(kind: str, text: str) -> None:
+            events.put_nowait(_event(index, kind, text))
+
+        try:
+            trajectory = await self._runner.run(attempt, observe)
+        except EngineError as error:
+            end = pb.AttemptEnd(reason=FailureKind.ENGINE_ERROR, detail=str(error))
+        else:
+            end = _end(trajectory)
+        events.put_nowait(pb.SampleGroupResponse(attempt_index=index, end=end))
+
+
+def _event(index: int, kind: str, text: str) -> pb.SampleGroupResponse:
+    event = pb.SampleGroupResponse(attempt_index=index)
+    setattr(event, kind, text)
+    return event
+
+
+def _end(trajectory: Trajectory) -> pb.AttemptEnd:
+    grade = trajectory.grade
+    return pb.AttemptEnd(
+        reason=trajectory.failure or trajectory.stop_reason or FailureKind.NO_GRADE,
+        reward=grade.reward if grade else None,
+        detail=trajectory.detail,
+    )
+
+
+def _bad_task(message: str) -> ServiceError:
+    return ServiceError(grpc.StatusCode.INVALID_ARGUMENT, "BAD_TASK", message, domain=DOMAIN)

@@ -1,0 +1,1 @@
+"""The rollout's table of a run spec."""

@@ -1,0 +1,119 @@
+"""The rollout's part of a run spec, `[rollout]`."""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from services.common.config import Model
+from services.common.errors import ConfigError
+from services.common.number_ranges import Count, Seconds, Tokens
+from services.common.spec import ServiceConfig, SharedConfig
+from services.rollout.episodes.episode import Limits
+from services.rollout.work.worker import WorkerOptions
+
+
+class PromptConfig(Model):
+    """What the policy reads."""
+
+    # `full` explains everything in a system message; `minimal` leaves the tools to the chat
+    # template and adds nothing to the task's prompt.
+    profile: Literal["full", "minimal"] = "full"
+    # Variables of the chat template, such as enable_thinking = false.
+    template_options: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+
+class EngineConfig(Model):
+    """The inference engine. One code path for CPU and GPU: they differ in these options alone."""
+
+    kind: Literal["vllm", "fake"] = "vllm"
+    device: Literal["cpu", "cuda"] = "cuda"
+    # GPUs that hold one copy of the model.
+    tensor_parallel: int = Field(default=1, ge=1, le=1024)
+    max_num_seqs: Count = 256
+    # Tokens computed in one engine step; absent: the engine's choice on a GPU, and enough for one
+    # whole prompt on a CPU, where a prompt split in pieces and a seed would kill the engine.
+    max_num_batched_tokens: Tokens | None = None
+    # Bytes for the KV cache; absent: gpu_memory_utilization decides on a GPU, 256 MiB on a CPU.
+    kv_cache_memory_bytes: int | None = Field(default=None, ge=1, le=2**50)
+    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    # Tokens a KV block; absent: the engine's choice on a GPU, 32 on a CPU.
+    block_size: int | None = Field(default=None, ge=1, le=2**16)
+    # No compilation and no CUDA graphs: starts faster and decodes slower. Absent: true on a CPU.
+    enforce_eager: bool | None = None
+    # Sample every attempt with the seed of its lease: repeatable, at some cost with many sequences
+    # and large vocabularies.
+    seeded: bool = True
+    # Added to the engine process's environment before it starts.
+    env: dict[str, str] = Field(default_factory=dict[str, str])
+
+
+class RolloutConfig(ServiceConfig):
+    """Everything under `[rollout]`."""
+
+    # Attempts that one replica runs at once.
+    max_attempts: Count = 64
+    max_turns: Count = 50
+    # Tokens of prompt and turns so far above which no further turn begins.
+    max_input_length: Tokens
+    # Tokens of one policy turn.
+    max_generate_length: Tokens
+    attempt_timeout_s: Seconds = 900.0
+    call_timeout_s: Seconds = 90.0
+    grade_timeout_s: Seconds = 120.0
+    # The policy sees the pictures that tools answer with, as tasks on screens need it.
+    images: bool = False
+    # Leases and episodes are renewed so often, or more often when they are shorter than 3 of it.
+    renew_interval_s: Seconds = 5.0
+    # Pause before a failed attempt is tried again; doubles with each try.
+    retry_pause_s: float = Field(default=0.5, ge=0, le=3600)
+    # A wait for a lease, an engine without an ended turn, or an update of weights that takes longer
+    # is reported in the log, with all stacks.
+    stall_s: Seconds = 120.0
+    prompt: PromptConfig = PromptConfig()
+    engine: EngineConfig = EngineConfig()
+
+    def check(self, shared: SharedConfig) -> None:
+        needed, room = self.max_input_length + self.max_generate_length, shared.policy.max_model_len
+        if needed > room:
+            raise ConfigError(
+                f"policy.max_model_len: {room} is less than rollout.max_input_length +"
+                f" rollout.max_generate_length, {self.max_input_length} +"
+                f" {self.max_generate_length}: raise the former or lower the latter"
+            )
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(
+            max_turns=self.max_turns,
+            max_input_length=self.max_input_length,
+            max_generate_length=self.max_generate_length,
+            attempt_timeout_s=self.attempt_timeout_s,
+            call_timeout_s=self.call_timeout_s,
+            grade_timeout_s=self.grade_timeout_s,
+        )
+
+    @property
+    def options(self) -> WorkerOptions:
+        return WorkerOptions(
+            max_attempts=self.max_attempts,
+            renew_interval_s=self.renew_interval_s,
+            retry_pause_s=self.retry_pause_s,
+            attempt_timeout_s=self.attempt_timeout_s,
+        )
+
+    @model_validator(mode="after")
+    def _pictures_are_not_passed_on(self) -> Self:
+        if self.images:
+            raise ValueError(
+                "images: the engine is not given pictures yet: the policy reads `[image/png, 9"
+                " bytes]` where one is, no worker is leased a computer_use or browser_use task, and"
+                " the learner trains causal language models only; set images = false, and train on"
+                " tasks of other modalities (learner.select.modality)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _block_size_fits_the_device(self) -> Self:
+        if self.engine.device == "cpu" and (self.engine.block_size or 32) % 32:
+            raise ValueError("engine.block_size: must be a multiple of 32 on a CPU")
+        return self

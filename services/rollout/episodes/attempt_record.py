@@ -1,0 +1,85 @@
+"""What is written down while an attempt runs, and the trajectory made of it at the end."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from math import inf
+
+import numpy as np
+
+from services.rollout.episodes.transcript import Transcript
+from services.rollout.types import (
+    AttemptKey,
+    Counts,
+    EpisodeInfo,
+    FailureKind,
+    Grade,
+    StopReason,
+    Trajectory,
+    TurnTiming,
+)
+
+MAX_DETAIL = 2_000
+
+
+@dataclass(slots=True)
+class State:
+    """What has happened so far in one attempt."""
+
+    started: float
+    transcript: Transcript = field(default_factory=lambda: Transcript([]))
+    counts: Counts = field(default_factory=Counts)
+    turns: list[TurnTiming] = field(default_factory=list[TurnTiming])
+    messages: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
+    asked: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    info: EpisodeInfo | None = None
+    answer: str | None = None
+    digests: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    # When the attempt's time is over, on the clock of `started`.
+    ends: float = inf
+
+    @property
+    def single_turn(self) -> bool:
+        """Whether there is nothing to call: the first turn is the answer."""
+        return self.info is not None and not self.info.tools
+
+
+def digests(info: EpisodeInfo, transcript: Transcript) -> dict[str, bytes]:
+    """Of the tools as the environment gave them, and of the prompt's token ids."""
+    tools = json.dumps([asdict(tool) for tool in info.tools], sort_keys=True)
+    return {
+        "tool_schema": hashlib.sha256(tools.encode()).digest(),
+        "prompt": hashlib.sha256(transcript.token_ids.astype("<i4").tobytes()).digest(),
+    }
+
+
+def finished(key: AttemptKey, state: State, stop: StopReason, grade: Grade) -> Trajectory:
+    return Trajectory(
+        key=key,
+        token_ids=state.transcript.token_ids,
+        spans=state.transcript.spans,
+        logprobs=state.transcript.logprobs,
+        counts=state.counts,
+        turns=tuple(state.turns),
+        grade=grade,
+        stop_reason=stop,
+        detail=grade.detail[:MAX_DETAIL],
+        info=state.info,
+        digests=state.digests,
+    )
+
+
+def failed(key: AttemptKey, state: State, kind: FailureKind, detail: str) -> Trajectory:
+    """A failed try: its counts and timings, without its tokens."""
+    return Trajectory(
+        key=key,
+        token_ids=np.zeros(0, np.int32),
+        spans=(),
+        logprobs=np.zeros(0, np.float32),
+        counts=state.counts,
+        turns=tuple(state.turns),
+        failure=kind,
+        detail=detail[:MAX_DETAIL],
+        info=state.info,
+        digests=state.digests,
+    )

@@ -1,0 +1,149 @@
+"""Keeps the engine on the newest policy."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.common.log import bind_process, get_logger
+from services.common.watchdog import Watchdog
+from services.rollout.api import prometheus
+from services.rollout.ports import Engine, EngineDead, EngineError, PolicyFeed, TransportFailed
+from services.rollout.types import Completion, Publication, UpdateOutcome
+from services.rollout.work.task_groups import until_first
+from services.rollout.work.weight_staging import FingerprintMismatch, stage
+
+NOTHING = np.zeros(0, np.float32)
+ATTACH_PAUSE_S = 0.5
+
+log = get_logger(__name__)
+
+
+class PolicyFollower:
+    """Attaches, loads what is announced, and reports.
+
+    Loading is one at a time; of what is announced meanwhile only the newest is loaded next. Until
+    new weights are verified the engine keeps the old ones.
+    """
+
+    def __init__(
+        self, feed: PolicyFeed, engine: Engine, staged: Path, watchdog: Watchdog | None = None
+    ) -> None:
+        self._watchdog = watchdog or Watchdog()
+        self._feed = feed
+        self._engine = engine
+        self._staged = staged
+        self._newest: Publication | None = None
+        self._announced = asyncio.Event()
+        # Set unless the engine serves weights whose canary has not been judged yet.
+        self._judged = asyncio.Event()
+        self._judged.set()
+        self.updating = False
+        self.updates = 0
+        self.last_update_s = 0.0
+
+    async def run(self) -> None:
+        """Follow for ever. Raises EngineDead when the engine cannot serve any more."""
+        # A predecessor that was killed could not remove its file, which is as large as the model.
+        self._staged.unlink(missing_ok=True)
+        try:
+            await until_first(self._listen(), self._apply_newest())
+        finally:
+            self._staged.unlink(missing_ok=True)
+
+    async def settled(self) -> None:
+        """Wait while it is not yet known whether the weights served are what they should be."""
+        await self._judged.wait()
+
+    async def _listen(self) -> None:
+        while True:
+            async for publication in self._feed.attach(self._engine.policy):
+                held = self._engine.policy
+                if held is not None and publication.policy < held:
+                    # Told by a learner that has been replaced.
+                    log.warning("older policy ignored", policy=publication.policy.label)
+                    continue
+                self._newest = publication
+                self._announced.set()
+            await asyncio.sleep(ATTACH_PAUSE_S)
+
+    async def _apply_newest(self) -> None:
+        while True:
+            await self._announced.wait()
+            self._announced.clear()
+            publication, self._newest = self._newest, None
+            if publication is not None:
+                with self._watchdog.stage("update policy"):
+                    await self._apply(publication)
+
+    async def _apply(self, publication: Publication) -> None:
+        self.updating = True
+        began = time.monotonic()
+        try:
+            outcome, detail = await self._load(publication)
+        finally:
+            self.updating = False
+            self._staged.unlink(missing_ok=True)
+        if outcome is not UpdateOutcome.APPLIED:
+            log.warning("policy not loaded", policy=publication.policy.label, detail=detail)
+            await self._feed.report(publication, outcome, NOTHING, detail)
+            return
+        canary = await self._score(publication)
+        probed = await self._probe(publication)
+        self.updates += 1
+        self.last_update_s = time.monotonic() - began
+        prometheus.update_seconds()(self.last_update_s)
+        bind_process(step=publication.policy.version)
+        if not await self._feed.report(publication, outcome, canary, "", probed):
+            raise EngineDead(f"the canary of policy {publication.policy.label} disagrees")
+        self._judged.set()
+        log.info("policy loaded", policy=publication.policy.label, seconds=self.last_update_s)
+
+    async def _load(self, publication: Publication) -> tuple[UpdateOutcome, str]:
+        """Stage, verify, load. Already held weights are only scored, unless they are not to be
+        trusted."""
+        held = self._engine.policy
+        same = held == publication.policy and not publication.reload
+        if held and same and held.fingerprint == publication.policy.fingerprint:
+            return UpdateOutcome.APPLIED, ""
+        try:
+            await stage(publication, self._feed, self._staged)
+        except TransportFailed as error:
+            return UpdateOutcome.TRANSPORT_FAILED, str(error)
+        except FingerprintMismatch as error:
+            return UpdateOutcome.FINGERPRINT_MISMATCH, str(error)
+        self._judged.clear()
+        try:
+            await self._engine.load(publication, self._staged)
+        except EngineDead as error:
+            await self._feed.report(publication, UpdateOutcome.ENGINE_FAILED, NOTHING, str(error))
+            raise
+        return UpdateOutcome.APPLIED, ""
+
+    async def _score(self, publication: Publication) -> NDArray[np.float32]:
+        """Weights that cannot be checked must not be served: raises EngineDead."""
+        try:
+            return await self._engine.score(publication.canary_token_ids)
+        except EngineError as error:
+            label = publication.policy.label
+            detail = f"the canary of policy {label} could not be scored: {error}"
+            await self._feed.report(publication, UpdateOutcome.ENGINE_FAILED, NOTHING, detail)
+            raise EngineDead(detail) from error
+
+    async def _probe(self, publication: Publication) -> Sequence[Completion]:
+        """What the engine samples when the learner asks for it, or nothing when it cannot."""
+        asked = [
+            self._engine.generate(probe.token_ids, probe.sampling, probe.max_tokens)
+            for probe in publication.probes
+        ]
+        try:
+            return await asyncio.gather(*asked)
+        except EngineDead:
+            raise
+        except EngineError as error:
+            # The samples for training are judged all the same.
+            log.warning("probes not sampled", policy=publication.policy.label, reason=str(error))
+            return ()
